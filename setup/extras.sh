@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What only some tests and the benchmarks against PyTorch need: a virtual
-# environment with Python's PyTorch (2.6 GB, in the user's cache), Chromium, Open
-# MPI's mpirun, Slurm, Prometheus (in the user's cache too), and the tools that
-# `make check` runs.
+# environment with Python's PyTorch and moto, an S3 server (2.6 GB, in the user's
+# cache), Chromium, Open MPI's mpirun, Slurm, Prometheus (in the user's cache
+# too), and the tools that `make check` runs.
 # Tests that miss them are skipped with that reason.
 set -euo pipefail
 source "$(dirname "$0")/fetch.sh"
@@ -12,6 +12,7 @@ python_packages=(
   torch==2.11.0 torchvision==0.26.0 numpy safetensors==0.8.0 pillow
   playwright==1.65.2 jsonschema transformers==5.23.0
   tokenizers==0.23.3 sentencepiece==0.2.3 kubernetes-validate==1.37.0
+  "moto[server,s3]==5.2.5"
 )
 
 # An environment of an older list gets what is new in this one.
@@ -56,5 +57,6 @@ if ! command -v prometheus >/dev/null && [ ! -e "$cache/prometheus/usr/bin/prome
 fi
 
 need_packages "the tests of pages, of mpirun, of Slurm and of the tree" \
-  chromium fonts-dejavu-core openmpi-bin slurm-wlm munge clang-format clang-16 clang-tidy-16 codespell ||
+  chromium fonts-dejavu-core openmpi-bin slurm-wlm munge slurmdbd mariadb-server-core \
+  clang-format clang-16 clang-tidy-16 codespell ||
   say "those tests are skipped until then"

@@ -10,6 +10,7 @@ packages=(
   libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev
   libturbojpeg0-dev libjpeg62-turbo-dev libpng-dev zlib1g-dev
   libicu-dev libsentencepiece-dev libfmt-dev libssl-dev libsqlite3-dev
+  libcurl4-openssl-dev
   libgtest-dev libgmock-dev iproute2 strace
 )
 

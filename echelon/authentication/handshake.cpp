@@ -31,18 +31,15 @@ constexpr char kTaken = '+';
 
 // The last character is the version of the handshake; T: TLS follows it.
 std::string_view magic(Port port, bool encrypts) {
-  if (encrypts) {
-    return port == Port::launchers ? "ECHhostT"
-           : port == Port::store   ? "ECHstorT"
-                                   : "ECHmemoT";
-  }
   switch (port) {
     case Port::launchers:
-      return "ECHhost1";
+      return encrypts ? "ECHhostT" : "ECHhost1";
     case Port::store:
-      return "ECHstor1";
+      return encrypts ? "ECHstorT" : "ECHstor1";
     case Port::memory:
-      return "ECHmemo1";
+      return encrypts ? "ECHmemoT" : "ECHmemo1";
+    case Port::pool:
+      return encrypts ? "ECHpoolT" : "ECHpool1";
   }
   return "";
 }
@@ -128,9 +125,9 @@ bool Handshake::send_all(int fd, const std::string& bytes) {
 
 State prove(
     int fd, const Key& key, Port port,
-    std::chrono::steady_clock::time_point deadline) {
+    std::chrono::steady_clock::time_point deadline, Handshake::End end) {
   using std::chrono::milliseconds;
-  Handshake handshake(key, port, Handshake::End::client);
+  Handshake handshake(key, port, end);
   State state = handshake.advance(fd);
   while (state == State::open) {
     const auto left = std::chrono::ceil<milliseconds>(

@@ -16,6 +16,7 @@ enum class Port {
   launchers,  // the launchers of a job's hosts
   store,      // the ranks' key-value store
   memory,     // a host's checkpoints in memory
+  pool,       // the commands of a pool
 };
 
 enum class State {
@@ -55,10 +56,11 @@ class Handshake {
   enum { start, hello, answer, proof, end } awaits_;
 };
 
-/// The client's handshake on the socket `fd`; `open` when it was not over at
-/// `deadline`.
+/// One end's whole handshake on the socket `fd`; `open` when it was not over
+/// at `deadline`.
 State prove(
     int fd, const Key& key, Port port,
-    std::chrono::steady_clock::time_point deadline);
+    std::chrono::steady_clock::time_point deadline,
+    Handshake::End end = Handshake::End::client);
 
 }  // namespace echelon::authentication

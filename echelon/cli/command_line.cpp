@@ -49,7 +49,9 @@ const std::vector<Group>& groups() {
        {add_train, add_run, add_job, add_deploy, add_submit, add_verify,
         add_sample, add_import, add_export}},
       {"Share", {add_pool}},
-      {"Inspect", {add_explain, add_compare, add_checkpoint, add_config}},
+      {"Inspect",
+       {add_watch, add_explain, add_report, add_compare, add_checkpoint,
+        add_config}},
       {"Plan", {add_plan, add_simulate, add_schedule}},
       {"Machine",
        {add_doctor, add_bench, add_completion, add_help, add_version}}};
@@ -145,7 +147,8 @@ command_meant(const std::string& word, const std::vector<std::string>& names) {
       {"tune", "plan"},       {"launch", "run"},      {"torchrun", "run"},
       {"test", "verify"},     {"generate", "sample"}, {"chat", "sample"},
       {"convert", "export"},  {"save", "export"},     {"load", "import"},
-      {"profile", "explain"}, {"env", "doctor"},      {"print", "show"}};
+      {"profile", "explain"}, {"top", "watch"},       {"monitor", "watch"},
+      {"env", "doctor"},      {"print", "show"}};
   for (const auto& [other, ours] : kOthers) {
     if (word == other && std::ranges::find(names, ours) != names.end()) {
       return format("; did you mean \"{}\"?", ours);

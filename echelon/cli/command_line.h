@@ -93,6 +93,8 @@ void add_run(Command& root);
 void add_verify(Command& root);
 void add_compare(Command& root);
 void add_explain(Command& root);
+void add_report(Command& root);
+void add_watch(Command& root);
 void add_export(Command& root);
 void add_import(Command& root);
 void add_job(Command& root);

@@ -268,7 +268,7 @@ Finding find_memory() {
 }
 
 Finding find_gpus() {
-  const cluster::NvmlFindings nvml = cluster::ask_nvml();
+  const cluster::NvmlFindings nvml = cluster::Nvml().find();
   if (!nvml.library) {
     if (::access("/dev/nvidiactl", F_OK) == 0) {
       return warning(

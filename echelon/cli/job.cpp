@@ -1,14 +1,31 @@
+// The launchers of a job answer on their own hosts alone. From elsewhere, a job
+// of Slurm is asked by a step that runs this command once more on its node, so
+// that Slurm and then the launcher's socket check who asks.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+#include <utility>
+#include <vector>
 
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/programs.h"
+#include "echelon/cli/start_on_hosts.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/error.h"
 #include "echelon/job/job.h"
 #include "echelon/launch/control.h"
+#include "echelon/launch/guard.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/metrics.h"
@@ -22,18 +39,88 @@ struct JobRequest {
   bool json = false;
 };
 
-// What the launcher of the job that writes to `run` answers.
+// Who wrote to the run's folder last: "process 12 on host n0 of Slurm job 42
+// since …". It may have ended.
+std::string last_writer(const std::string& run) {
+  std::ifstream file(run + "/LOCK");
+  std::string line;
+  std::getline(file, line);
+  const bool plain = std::ranges::all_of(
+      line, [](unsigned char c) { return std::isprint(c) != 0; });
+  return plain ? line : "";
+}
+
+struct SlurmPlace {
+  std::string job, node;
+};
+
+std::optional<SlurmPlace> slurm_place(const std::string& writer) {
+  std::istringstream words(writer);
+  SlurmPlace place;
+  std::string word;
+  for (std::string before; words >> word; before = word) {
+    if (before == "host") place.node = word;
+    if (before == "job") place.job = word;
+  }
+  const auto is_digit = [](unsigned char c) { return std::isdigit(c) != 0; };
+  const auto in_name = [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '-' || c == '.' || c == '_';
+  };
+  const bool good = !place.job.empty() && !place.node.empty() &&
+                    place.node[0] != '-' &&
+                    std::ranges::all_of(place.job, is_digit) &&
+                    std::ranges::all_of(place.node, in_name);
+  return good ? std::optional(place) : std::nullopt;
+}
+
+bool is_here(const SlurmPlace& place) {
+  const char* job = std::getenv("SLURM_JOB_ID");
+  const char* node = std::getenv("SLURMD_NODENAME");
+  return job != nullptr && node != nullptr && place.job == job &&
+         place.node == node;
+}
+
+[[noreturn]] void ask_by_srun(const SlurmPlace& place) {
+  std::cerr << format(
+      "echelon: asks on node {} of Slurm job {}, which wrote there last\n",
+      place.node, place.job);
+  std::vector<std::string> words = {
+      "srun",       "--jobid=" + place.job, "--nodelist=" + place.node,
+      "--nodes=1",  "--ntasks=1",           "--overlap",
+      "--mpi=none", "--export=ALL",         "--quiet"};
+  // What this shell's own allocation has asked for, if it is in one.
+  std::vector<std::string> others;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string name(*entry, std::strcspn(*entry, "="));
+    if (name.starts_with("SLURM_") && name != "SLURM_CONF") {
+      others.push_back(name);
+    }
+  }
+  for (const auto& name : others) ::unsetenv(name.c_str());
+  const auto own = own_command_line();
+  words.insert(words.end(), own.begin(), own.end());
+  ::execvp(words[0].c_str(), launch::argv_of(words).data());
+  throw ConfigError(
+      format("srun, which asks the job on its node: {}", std::strerror(errno)));
+}
+
+// What the launcher of the job that writes to `run` answers. Does not return
+// where the job is one of Slurm on another host.
 std::string ask(const std::string& run, const std::string& request) {
   const std::string name = control_name(run);
   if (name.empty()) throw ConfigError(run + ": there is no such folder");
   const std::string answer = launch::ask_job(name, request);
-  if (answer.empty()) {
-    throw ConfigError(format(
-        "{}: no job of yours on this host writes there now; `echelon train` "
-        "starts one",
-        run));
-  }
-  return answer;
+  if (!answer.empty()) return answer;
+  const std::string writer = last_writer(run);
+  const auto place = slurm_place(writer);
+  if (place && !is_here(*place)) ask_by_srun(*place);
+  throw ConfigError(format(
+      "{}: no job of yours on this host writes there now; {}`echelon train` "
+      "starts one",
+      run,
+      writer.empty()
+          ? ""
+          : format("the last one was {}, and is asked on its host; ", writer)));
 }
 
 int request(const std::string& run, const std::string& text) {
@@ -108,7 +195,7 @@ int show_job(const JobRequest& arguments) {
 
 void add_job(Command& root) {
   Command command = root.add(
-      "job", "ask a job that runs on this host, or change it",
+      "job", "ask a job that runs on this host or under Slurm, or change it",
       "echelon job status runs/first\n"
       "echelon job resize runs/first 3     go on with 3 ranks, in a layout for "
       "them\n"

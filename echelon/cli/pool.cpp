@@ -17,7 +17,10 @@
 #include "echelon/error.h"
 #include "echelon/pool/client.h"
 #include "echelon/pool/daemon.h"
+#include "echelon/pool/page.h"
+#include "echelon/pool/remote.h"
 #include "echelon/text/format.h"
+#include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
 
 extern char** environ;
@@ -31,6 +34,8 @@ constexpr int64_t kMostDevices = 1 << 20;
 
 struct PoolArguments {
   std::string folder;
+  std::string at;
+  std::string token_file;
   bool json = false;
   std::string job;
 };
@@ -38,6 +43,7 @@ struct PoolArguments {
 struct PoolStart : PoolArguments {
   std::string file;
   std::string devices;
+  std::string page, commands;
 };
 
 struct PoolSubmit : PoolArguments {
@@ -66,17 +72,40 @@ struct PoolHistory : PoolArguments {
   std::string since = "7d";
 };
 
+struct PoolPage : PoolHistory {
+  std::string file;
+};
+
 std::filesystem::path folder_of(const PoolArguments& arguments) {
   return arguments.folder.empty() ? pool::default_folder()
                                   : std::filesystem::path(arguments.folder);
 }
 
 Json ask(const PoolArguments& arguments, Json request) {
+  if (!arguments.at.empty()) {
+    return pool::ask_remote_pool(
+        arguments.at, arguments.token_file, std::move(request));
+  }
   return pool::ask_pool(folder_of(arguments), std::move(request));
 }
 
-int64_t parse_job(const std::string& text) {
-  return parse_count("JOB", text, 1, int64_t{1} << 50);
+// Prints the answer as JSON, or as `print` does.
+template <class Print>
+int ask_and_print(
+    const PoolArguments& arguments, Json request, const Print& print) {
+  const Json answer = ask(arguments, std::move(request));
+  if (arguments.json) {
+    print_json(answer, std::cout);
+  } else {
+    print(answer);
+  }
+  return 0;
+}
+
+Json about_job(const char* command, const PoolArguments& arguments) {
+  return {
+      {"command", command},
+      {"job", parse_count("JOB", arguments.job, 1, int64_t{1} << 50)}};
 }
 
 // "4", or "2..8".
@@ -132,7 +161,11 @@ int start(const PoolStart& arguments) {
   }
   const auto devices = pool::find_devices(
       cluster::look_at_machine(), slots, settings.neighbours);
-  return pool::serve(folder_of(arguments), settings, arguments.file, devices);
+  return pool::serve(
+      folder_of(arguments), settings, arguments.file, devices,
+      {.page = arguments.page,
+       .commands = arguments.commands,
+       .token_file = arguments.token_file});
 }
 
 int submit(const PoolSubmit& arguments) {
@@ -154,23 +187,21 @@ int submit(const PoolSubmit& arguments) {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     environment.emplace_back(*entry);
   }
-  const Json answer =
-      ask(arguments, {{"command", "submit"},
-                      {"key", random_key()},
-                      {"project", arguments.project},
-                      {"words", arguments.program},
-                      {"environment", environment},
-                      {"folder", std::filesystem::current_path().string()},
-                      {"least", least},
-                      {"most", most},
-                      {"kept", static_cast<int>(kept)},
-                      {"priority", arguments.priority}});
-  if (arguments.json) {
-    print_json(answer, std::cout);
-  } else {
-    std::cout << format("job {}\n", answer["job"].get<int64_t>());
-  }
-  return 0;
+  return ask_and_print(
+      arguments,
+      {{"command", "submit"},
+       {"key", random_key()},
+       {"project", arguments.project},
+       {"words", arguments.program},
+       {"environment", environment},
+       {"folder", std::filesystem::current_path().string()},
+       {"least", least},
+       {"most", most},
+       {"kept", static_cast<int>(kept)},
+       {"priority", arguments.priority}},
+      [](const Json& answer) {
+        std::cout << format("job {}\n", answer["job"].get<int64_t>());
+      });
 }
 
 std::string age_text(double since) {
@@ -185,13 +216,7 @@ std::string size_of(const Json& job) {
   return least == most ? std::to_string(least) : format("{}..{}", least, most);
 }
 
-int list(const PoolList& arguments) {
-  const Json answer =
-      ask(arguments, {{"command", "list"}, {"ended", arguments.all ? 100 : 0}});
-  if (arguments.json) {
-    print_json(answer, std::cout);
-    return 0;
-  }
+void print_jobs(const Json& answer) {
   Rows rows = {
       {"job", "project", "user", "state", "devices", "asked", "for",
        "command"}};
@@ -213,19 +238,19 @@ int list(const PoolList& arguments) {
   } else {
     print_table(rows, terminal_style(), std::cout);
   }
-  return 0;
 }
 
-int show_job(const PoolArguments& arguments) {
-  const Json job = ask(
-      arguments, {{"command", "status"}, {"job", parse_job(arguments.job)}});
-  if (arguments.json) {
-    print_json(job, std::cout);
-    return 0;
-  }
+int list(const PoolList& arguments) {
+  return ask_and_print(
+      arguments, {{"command", "list"}, {"ended", arguments.all ? 100 : 0}},
+      print_jobs);
+}
+
+void print_job(const Json& job) {
   Rows rows;
   for (const auto& [key, value] : job.items()) {
-    if (key == "submitted" || key == "started" || key == "ended") {
+    if (key == "submitted" || key == "waiting_since" || key == "started" ||
+        key == "ended") {
       const std::string age = age_text(value.get<double>());
       if (!age.empty()) rows.push_back({key, age + " ago"});
     } else {
@@ -234,16 +259,9 @@ int show_job(const PoolArguments& arguments) {
     }
   }
   std::cout << fitted(rows, terminal_style().columns, false);
-  return 0;
 }
 
-int status(const PoolArguments& arguments) {
-  if (!arguments.job.empty()) return show_job(arguments);
-  const Json pool = ask(arguments, {{"command", "status"}});
-  if (arguments.json) {
-    print_json(pool, std::cout);
-    return 0;
-  }
+void print_projects(const Json& pool) {
   std::cout << format(
       "{}, {} idle{}\n",
       counted(
@@ -268,83 +286,99 @@ int status(const PoolArguments& arguments) {
          number("limit"), number("waiting")});
   }
   print_table(rows, terminal_style(), std::cout);
-  return 0;
+}
+
+int status(const PoolArguments& arguments) {
+  if (!arguments.job.empty()) {
+    return ask_and_print(arguments, about_job("status", arguments), print_job);
+  }
+  return ask_and_print(arguments, {{"command", "status"}}, print_projects);
 }
 
 int cancel(const PoolArguments& arguments) {
-  const Json answer = ask(
-      arguments, {{"command", "cancel"}, {"job", parse_job(arguments.job)}});
-  if (arguments.json) {
-    print_json(answer, std::cout);
-  } else {
-    std::cout << format(
-        "job {}: {}\n", arguments.job, answer["state"].get<std::string>());
-  }
-  return 0;
+  return ask_and_print(
+      arguments, about_job("cancel", arguments), [&](const Json& answer) {
+        std::cout << format(
+            "job {}: {}\n", arguments.job, answer["state"].get<std::string>());
+      });
 }
 
 int resize(const PoolResize& arguments) {
   const auto [least, most] = parse_devices("-n", arguments.devices);
-  const Json answer =
-      ask(arguments, {{"command", "resize"},
-                      {"job", parse_job(arguments.job)},
-                      {"least", least},
-                      {"most", most}});
-  if (arguments.json) {
-    print_json(answer, std::cout);
-  } else {
+  Json request = about_job("resize", arguments);
+  request["least"] = least;
+  request["most"] = most;
+  return ask_and_print(arguments, request, [&](const Json& answer) {
     std::cout << format(
         "job {}: asks for {}\n", arguments.job, size_of(answer));
-  }
-  return 0;
+  });
 }
 
 int why(const PoolArguments& arguments) {
-  const Json answer =
-      ask(arguments, {{"command", "why"}, {"job", parse_job(arguments.job)}});
-  if (arguments.json) {
-    print_json(answer, std::cout);
-  } else {
-    std::cout << format(
-        "job {}: {}\n", arguments.job, answer["why"].get<std::string>());
-  }
-  return 0;
+  return ask_and_print(
+      arguments, about_job("why", arguments), [&](const Json& answer) {
+        std::cout << format(
+            "job {}: {}\n", arguments.job, answer["why"].get<std::string>());
+      });
 }
 
 int drain(const PoolDrain& arguments) {
-  const Json answer =
-      ask(arguments, {{"command", "drain"},
-                      {"device", arguments.device},
-                      {"undo", arguments.undo}});
-  if (arguments.json) {
-    print_json(answer, std::cout);
-  } else if (!arguments.device.empty()) {
-    std::cout << format(
-        "{}: {}\n", arguments.device,
-        arguments.undo ? "jobs may have it" : "jobs leave it");
-  } else {
-    std::cout
-        << (arguments.undo ? "jobs start\n"
-                           : "no job starts; those that run go on\n");
-  }
-  return 0;
+  const Json request = {
+      {"command", "drain"},
+      {"device", arguments.device},
+      {"undo", arguments.undo}};
+  return ask_and_print(arguments, request, [&](const Json&) {
+    if (!arguments.device.empty()) {
+      std::cout << format(
+          "{}: {}\n", arguments.device,
+          arguments.undo ? "jobs may have it" : "jobs leave it");
+    } else {
+      std::cout
+          << (arguments.undo ? "jobs start\n"
+                             : "no job starts; those that run go on\n");
+    }
+  });
+}
+
+Json about_past(const char* command, const PoolHistory& arguments) {
+  return {
+      {"command", command},
+      {"since", seconds_now() - parse_age(arguments.since)}};
 }
 
 int history(const PoolHistory& arguments) {
-  const Json answer =
-      ask(arguments, {{"command", "history"},
-                      {"since", seconds_now() - parse_age(arguments.since)}});
-  if (arguments.json) {
-    print_json(answer, std::cout);
-    return 0;
+  return ask_and_print(
+      arguments, about_past("history", arguments), [](const Json& answer) {
+        const double used = answer["used_hours"].get<double>();
+        const double idle = answer["idle_hours"].get<double>();
+        const auto hours = [](double value) { return format("{:.2f}", value); };
+        const auto share = [&](double value) {
+          return used + idle > 0 ? format_percent(value / (used + idle)) : "-";
+        };
+        Rows rows = {{"project", "device-hours", "of all", "borrowed"}};
+        for (const Json& project : answer["projects"]) {
+          if (project["is_parent"].get<bool>()) continue;
+          const double own = project["device_hours"].get<double>();
+          rows.push_back(
+              {project["project"].get<std::string>(), hours(own), share(own),
+               hours(project["borrowed_hours"].get<double>())});
+        }
+        rows.push_back({"(idle)", hours(idle), share(idle), ""});
+        print_table(rows, terminal_style(), std::cout);
+      });
+}
+
+int page(const PoolPage& arguments) {
+  if (arguments.file.empty()) {
+    return ask_and_print(
+        arguments, {{"command", "page_url"}}, [](const Json& answer) {
+          std::cout << answer["url"].get<std::string>() << "\n";
+        });
   }
-  Rows rows = {{"project", "device-hours"}};
-  for (const Json& project : answer["projects"]) {
-    rows.push_back(
-        {project["project"].get<std::string>(),
-         format("{:.2f}", project["device_hours"].get<double>())});
-  }
-  print_table(rows, terminal_style(), std::cout);
+  write_file_atomically(
+      arguments.file,
+      pool::to_html(ask(arguments, about_past("page", arguments))));
+  std::cout << format("wrote {}\n", arguments.file);
   return 0;
 }
 
@@ -352,6 +386,12 @@ void add_common(Command& command, PoolArguments& arguments) {
   command.option(
       "--folder", arguments.folder, "FOLDER",
       "of the pool (default: $ECHELON_POOL, or one of this host or user)");
+  command.option(
+      "--at", arguments.at, "HOST:PORT",
+      "a pool on another host, which listens there (start --commands)");
+  command.option(
+      "--token-file", arguments.token_file, "FILE",
+      "with --at: the token of who started it (default: the user's own)");
   command.flag("--json", arguments.json, "print it as JSON");
 }
 
@@ -399,7 +439,8 @@ void add_pool(Command& root) {
   auto [begin, started] = command.add(
       "start", "run the daemon of a pool",
       "echelon pool start pool.toml\n"
-      "echelon pool start pool.toml --devices 8   plain slots",
+      "echelon pool start pool.toml --devices 8   plain slots\n"
+      "echelon pool start pool.toml --page 9465   with a page for browsers",
       start);
   begin.positional("POOL.toml", started.file, "its projects");
   begin.option(
@@ -408,6 +449,15 @@ void add_pool(Command& root) {
   begin.option(
       "--folder", started.folder, "FOLDER",
       "of the pool (default: $ECHELON_POOL, or one of this host or user)");
+  begin.option(
+      "--page", started.page, "[HOST:]PORT",
+      "show a page and metrics there, for those who have its token");
+  begin.option(
+      "--commands", started.commands, "[HOST:]PORT",
+      "take commands there, of those who have the token");
+  begin.option(
+      "--token-file", started.token_file, "FILE",
+      "the token (default: $ECHELON_TOKEN, or the user's own)");
 
   add_pool_submit(command);
 
@@ -455,6 +505,15 @@ void add_pool(Command& root) {
       "echelon pool history --since 7d\nechelon pool history --json", history);
   past.option("--since", of_past.since, "AGE", "7d, 12h, 30m … (default: 7d)");
   add_common(past, of_past);
+
+  auto [show_page, shown_page] = command.add(
+      "page", "print the address of the pool's page, or write the page",
+      "echelon pool page\nechelon pool page pool.html --since 30d", page);
+  show_page.optional_positional("FILE.html", shown_page.file, "write it there");
+  show_page.option(
+      "--since", shown_page.since, "AGE",
+      "of the past in it: 7d, 12h, 30m … (default: 7d)");
+  add_common(show_page, shown_page);
 }
 
 }  // namespace echelon::cli

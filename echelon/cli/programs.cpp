@@ -198,11 +198,16 @@ host_options(const HostArguments& arguments, HostsOf hosts) {
   return options;
 }
 
-void add_metrics_argument(Command& command, std::string& address) {
+void add_metrics_arguments(
+    Command& command, std::string& address, std::string& file) {
   command.option(
       "--metrics-address", address, "[HOST:]PORT",
       "serve the job's figures to Prometheus there, on the page /metrics "
       "(default: nowhere; HOST is 127.0.0.1)");
+  command.option(
+      "--metrics-file", file, "FILE",
+      "write the same text into this file while the job runs, for the textfile "
+      "collector of Prometheus' node exporter");
 }
 
 int parse_max_restarts(const std::string& text) {

@@ -50,8 +50,10 @@ void add_host_arguments(
 launch::LaunchOptions
 host_options(const HostArguments& arguments, HostsOf hosts = HostsOf::fixed);
 
-/// Adds --metrics-address. It is checked when the launch begins.
-void add_metrics_argument(Command& command, std::string& address);
+/// Adds --metrics-address and --metrics-file. They are checked when the launch
+/// begins.
+void add_metrics_arguments(
+    Command& command, std::string& address, std::string& file);
 
 /// The value of --max-restarts. Throws ConfigError when it is no count.
 int parse_max_restarts(const std::string& text);

@@ -57,6 +57,7 @@ Json to_json(const Job& job, int64_t ranks, const predict::Replanned& plan) {
       {"layout", to_string(plan.layout)},
       {"recompute", to_string(plan.recompute)},
       {"step_seconds", plan.step_seconds},
+      {"model_flops_utilisation", plan.model_flops_utilisation},
       {"peak_bytes", plan.peak_bytes},
       {"unknown", plan.unknown}};
 }
@@ -172,6 +173,7 @@ void Replans::take_table() {
       plans_[row.at("ranks").get<int>()] = {
           .text = row.at("text"),
           .step_seconds = row.at("step_seconds"),
+          .model_flops_utilisation = row.at("model_flops_utilisation"),
           .unknown = row.at("unknown")};
     }
   } catch (const std::exception&) {
@@ -186,6 +188,7 @@ std::string Replans::layout(int num_ranks) {
     plans_[num_ranks] = {
         .text = to_text(job_, plan),
         .step_seconds = plan.step_seconds,
+        .model_flops_utilisation = plan.model_flops_utilisation,
         .unknown = plan.unknown};
   }
   const Row& plan = plans_.at(num_ranks);
@@ -201,8 +204,21 @@ std::string Replans::layout(int num_ranks) {
 std::optional<double> Replans::step_seconds(int num_ranks) {
   take_table();
   if (planner_ > 0) return std::nullopt;
+  const Row* row = find(num_ranks);
+  return row == nullptr ? 0 : row->step_seconds;
+}
+
+// The FLOPs of the model are those that the plan counts.
+std::optional<double> Replans::peak_seconds(int num_ranks) {
+  const auto predicted = step_seconds(num_ranks);
+  const Row* row = find(num_ranks);
+  if (!predicted || row == nullptr) return predicted;
+  return *predicted * row->model_flops_utilisation;
+}
+
+const Replans::Row* Replans::find(int num_ranks) const {
   const auto at = plans_.find(num_ranks);
-  return at == plans_.end() ? 0 : at->second.step_seconds;
+  return at == plans_.end() ? nullptr : &at->second;
 }
 
 }  // namespace echelon::cli

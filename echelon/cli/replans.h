@@ -45,13 +45,18 @@ class Replans {
   /// The predicted seconds of a step; 0: not known; none: it is being planned.
   /// Does not wait.
   std::optional<double> step_seconds(int num_ranks);
+  /// How long a step would take if all devices computed at their peak; as
+  /// step_seconds().
+  std::optional<double> peak_seconds(int num_ranks);
 
  private:
   struct Row {
     std::string text;
     double step_seconds = 0;
+    double model_flops_utilisation = 0;
     std::string unknown;
   };
+  const Row* find(int num_ranks) const;
   void start();
   void take_table();
 

@@ -18,7 +18,7 @@ struct RunArguments {
   HostArguments hosts;
   std::string log_dir;
   std::string max_restarts = "0";
-  std::string metrics_address;
+  std::string metrics_address, metrics_file;
   bool no_prefix = false;
   std::vector<std::string> program;
 };
@@ -44,6 +44,7 @@ int run(const RunArguments& given) {
   if (arguments.no_prefix) options.terminal = launch::Terminal::plain;
   options.command = arguments.program;
   options.metrics.address = arguments.metrics_address;
+  options.metrics.text_file = arguments.metrics_file;
   if (!arguments.program.empty()) {
     options.metrics.run =
         std::filesystem::path(arguments.program[0]).filename().string();
@@ -75,7 +76,8 @@ void add_run(Command& root) {
       "--max-restarts", arguments->max_restarts, "N",
       "start all ranks again, up to N times, when one of them fails (default: "
       "0)");
-  add_metrics_argument(command, arguments->metrics_address);
+  add_metrics_arguments(
+      command, arguments->metrics_address, arguments->metrics_file);
   command.flag(
       "--no-prefix", arguments->no_prefix,
       "print lines without the rank in front");

@@ -50,16 +50,6 @@ constexpr int kSshFailed = 255;
 constexpr std::chrono::seconds kOthersEnd{10};
 constexpr std::chrono::seconds kSecondSignal{2};
 
-Texts own_command_line() {
-  Texts words;
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
-  std::error_code error;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (!words.empty() && !error) words[0] = self.string();
-  return words;
-}
-
 // Without those flags, up to the program of `run`, and with others in front of
 // the rest of the subcommand's.
 Texts command_with(
@@ -101,7 +91,14 @@ Texts command_with(
   if (arguments.num_nodes.find(':') != std::string::npos) {
     words.push_back("--no-kill");
   }
-  // Of the tasks that the job has asked for, each would have one device.
+  // In a job that asks for devices for each task, a step has as many devices of
+  // a node as tasks there, unless it asks for more: the launcher needs all.
+  const bool by_task = std::getenv("SLURM_GPUS_PER_TASK") != nullptr ||
+                       std::getenv("SLURM_TRES_PER_TASK") != nullptr;
+  const char* devices = std::getenv("SLURM_GPUS_ON_NODE");
+  if (by_task && devices != nullptr) {
+    words.push_back(format("--gpus-per-node={}", devices));
+  }
   for (const char* name :
        {"SLURM_NTASKS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK",
         "SLURM_CPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND"}) {
@@ -322,6 +319,16 @@ int start_by_ssh(
 }
 
 }  // namespace
+
+std::vector<std::string> own_command_line() {
+  Texts words;
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!words.empty() && !error) words[0] = self.string();
+  return words;
+}
 
 int start_on_hosts(
     const JobHosts& hosts, const HostArguments& arguments,

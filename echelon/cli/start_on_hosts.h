@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "echelon/cli/job_hosts.h"
 #include "echelon/cli/programs.h"
@@ -17,5 +18,8 @@ namespace echelon::cli {
 int start_on_hosts(
     const JobHosts& hosts, const HostArguments& arguments,
     const std::string& command, const std::string& num_ranks);
+
+/// This process's words, with its program's whole path.
+std::vector<std::string> own_command_line();
 
 }  // namespace echelon::cli

@@ -14,6 +14,7 @@
 #include "echelon/checkpoint/format/hashes.h"
 #include "echelon/checkpoint/memory/memory_server.h"
 #include "echelon/checkpoint/memory/memory_slots.h"
+#include "echelon/checkpoint/remote/remote_checkpoints.h"
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/job_hosts.h"
 #include "echelon/cli/job_memory.h"
@@ -31,6 +32,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
+#include "echelon/watch/run_report.h"
 
 namespace echelon::cli {
 namespace {
@@ -43,7 +45,7 @@ struct TrainArguments {
   std::string on;  // the cluster of a dry run
   bool json = false;
   std::string max_restarts;
-  std::string metrics_address;
+  std::string metrics_address, metrics_file;
 };
 
 void print_facts(const Job& job, const JobFacts& facts) {
@@ -197,7 +199,8 @@ bool changes_no_result(const SettingChange& change) {
       {"checkpoint", "resume"},        {"checkpoint", "every_steps"},
       {"checkpoint", "every_minutes"}, {"checkpoint", "at_end"},
       {"checkpoint", "keep"},          {"checkpoint", "async"},
-      {"checkpoint", "attempts"},      {"checkpoint", "force"}};
+      {"checkpoint", "attempts"},      {"checkpoint", "force"},
+      {"checkpoint", "remote"}};
   return change.table == "elastic" ||
          kReports.contains({change.table, change.key});
 }
@@ -247,6 +250,20 @@ void check_same_settings(const Job& job, const JobFacts& facts) {
       number, name));
 }
 
+// Whether a run's last checkpoint is on its storage too, if it has one.
+bool is_uploaded(const Job& job, int64_t step) {
+  const std::string& url = job.checkpoint.remote;
+  if (url.empty()) return true;
+  const auto there = RemoteCheckpoints(url).list();
+  if (!there.empty() && there.front().step >= step) return true;
+  std::cout << format(
+                   "{} has all its steps, but {} lacks the last checkpoint: it "
+                   "is uploaded\n",
+                   job.train.run, url)
+            << std::flush;
+  return false;
+}
+
 // Whether a run that would be resumed has all its steps already, and everything
 // that is made after them: a crash at its end may have left some of it out.
 bool is_done(const Job& job, const JobFacts& facts) {
@@ -254,6 +271,7 @@ bool is_done(const Job& job, const JobFacts& facts) {
       latest_checkpoint(std::filesystem::path(job.train.run) / "checkpoints");
   if (!latest || latest->step < facts.steps) return false;
   check_same_settings(job, facts);
+  if (!is_uploaded(job, latest->step)) return false;
   std::vector<const char*> outcome = {"report.html", "timeline.json"};
   if (job.checkpoint.at_end) outcome.push_back("checkpoints/last.safetensors");
   for (const char* made : outcome) {
@@ -281,10 +299,14 @@ bool is_done(const Job& job, const JobFacts& facts) {
 // Throws where hosts would not agree on the run's folder.
 void check_folder_of_hosts(const Job& job, int num_nodes) {
   if (num_nodes == 1) return;
-  const auto* run = job.document.value("train", "run");
-  if (run != nullptr && run->string.find("{time}") != std::string::npos) {
+  for (const auto& [table, key] :
+       {std::pair("train", "run"), std::pair("checkpoint", "remote")}) {
+    const auto* named = job.document.value(table, key);
+    if (named == nullptr || named->string.find("{time}") == std::string::npos) {
+      continue;
+    }
     throw ConfigError(
-        job.document.where("train.run") +
+        job.document.where(format("{}.{}", table, key)) +
         ": hosts would name the run differently; leave {time} out with "
         "--nnodes");
   }
@@ -472,7 +494,12 @@ int train(const TrainArguments& given) {
       .address = arguments.metrics_address,
       .run = named_folder(run.lexically_normal()).filename().string(),
       .folder = run,
-      .saves = saves(job.checkpoint)};
+      .saves = saves(job.checkpoint),
+      .text_file = arguments.metrics_file,
+      .each_minute = [run,
+                      began = std::filesystem::file_time_type::clock::now()] {
+        watch::write_interim_report(run, began);
+      }};
   std::optional<Replans> replans;
   if (job.train.ranks == RankKind::processes) {
     options.resize = [&](int num_ranks) {
@@ -480,6 +507,9 @@ int train(const TrainArguments& given) {
     };
     options.step_seconds = [&](int num_ranks) {
       return replans ? replans->step_seconds(num_ranks) : 0;
+    };
+    options.peak_seconds = [&](int num_ranks) {
+      return replans ? replans->peak_seconds(num_ranks) : 0;
     };
   }
   if (options.num_nodes > 1) options.identity = identity_of(job);
@@ -544,7 +574,8 @@ void add_train(Command& root) {
       "--max-restarts", arguments.max_restarts, "N",
       "start all ranks again, up to N times, when one of them fails (default: "
       "3); a host that is lost does not count");
-  add_metrics_argument(command, arguments.metrics_address);
+  add_metrics_arguments(
+      command, arguments.metrics_address, arguments.metrics_file);
   auto& overrides = arguments.job.overrides;
   command.flag(
       "--overwrite", overrides.overwrite,

@@ -1,20 +1,14 @@
-// NVML is loaded with dlopen and its functions are looked up by name, so that
-// one build runs on machines with and without a driver; a function that is
-// missing reports nothing. A known GPU gives the catalogue's usual node, in
-// which the figures that the driver and the kernel report replace the usual
-// ones. A machine without GPUs becomes shares of its processor, whose rates are
-// guessed from clock and cores.
+// A known GPU gives the catalogue's usual node, in which the figures that the
+// driver and the kernel report replace the usual ones. A machine without GPUs
+// becomes shares of its processor, whose rates are guessed from clock and
+// cores.
 #include "echelon/cluster/local_machine.h"
-
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <optional>
-#include <sstream>
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/error.h"
@@ -22,200 +16,6 @@
 
 namespace echelon::cluster {
 namespace {
-
-// --- NVML
-
-using Handle = void*;
-
-// As in the driver's nvml.h.
-struct Memory {
-  unsigned long long total, free, used;
-};
-constexpr unsigned kMostLinks = 18;
-constexpr int kRemoteSwitch = 2;  // NVML_NVLINK_DEVICE_TYPE_SWITCH
-
-// The few functions that we need, by their stable names. A function that an old
-// driver lacks reports nothing.
-class Library {
- public:
-  explicit Library(const char* name)
-      : library_(::dlopen(name, RTLD_NOW | RTLD_LOCAL)) {
-    if (library_ == nullptr) return;
-    error_ = call("nvmlInit_v2").value_or(kMissing);
-  }
-  ~Library() {
-    if (library_ == nullptr) return;
-    if (error_ == 0) call("nvmlShutdown");
-    ::dlclose(library_);
-  }
-  Library(const Library&) = delete;
-  Library& operator=(const Library&) = delete;
-
-  bool present() const { return library_ != nullptr; }
-  int error() const { return error_; }
-
-  template <class... Arguments>
-  std::optional<int> call(const char* name, Arguments... arguments) const {
-    void* function = ::dlsym(library_, name);
-    if (function == nullptr) return std::nullopt;
-    return reinterpret_cast<int (*)(Arguments...)>(function)(arguments...);
-  }
-
-  template <class... Arguments>
-  bool ask(const char* name, Arguments... arguments) const {
-    return call(name, arguments...) == 0;
-  }
-
- private:
-  static constexpr int kMissing = 13;  // NVML_ERROR_FUNCTION_NOT_FOUND
-
-  void* library_;
-  int error_ = kMissing;
-};
-
-void find_links(const Library& nvml, Handle handle, Gpu& gpu) {
-  for (unsigned link = 0; link < kMostLinks; ++link) {
-    unsigned active = 0;
-    if (!nvml.ask("nvmlDeviceGetNvLinkState", handle, link, &active) ||
-        active == 0) {
-      continue;
-    }
-    ++gpu.nvlinks;
-    unsigned version = 0;
-    if (nvml.ask("nvmlDeviceGetNvLinkVersion", handle, link, &version)) {
-      gpu.nvlink_version =
-          std::max(gpu.nvlink_version, static_cast<int>(version));
-    }
-    int remote = 0;
-    if (nvml.ask(
-            "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, &remote)) {
-      gpu.nvswitch |= remote == kRemoteSwitch;
-    }
-  }
-}
-
-std::string uuid_of(const Library& nvml, Handle handle) {
-  char text[96] = "";
-  if (!nvml.ask("nvmlDeviceGetUUID", handle, text, 96u)) return "";
-  text[sizeof(text) - 1] = '\0';
-  return text;
-}
-
-void find_slices(const Library& nvml, Handle handle, Gpu& gpu) {
-  unsigned now = 0, after_reset = 0, most = 0;
-  if (!nvml.ask("nvmlDeviceGetMigMode", handle, &now, &after_reset) ||
-      now == 0 || !nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle, &most)) {
-    return;
-  }
-  for (unsigned i = 0; i < most; ++i) {
-    Handle slice = nullptr;
-    if (!nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i, &slice)) {
-      continue;
-    }
-    const std::string uuid = uuid_of(nvml, slice);
-    if (!uuid.empty()) gpu.slices.push_back(uuid);
-  }
-}
-
-Gpu describe(const Library& nvml, Handle handle) {
-  Gpu gpu;
-  gpu.uuid = uuid_of(nvml, handle);
-  find_slices(nvml, handle, gpu);
-  char text[96] = "";
-  if (nvml.ask("nvmlDeviceGetName", handle, text, 96u)) {
-    text[sizeof(text) - 1] = '\0';
-    gpu.name = text;
-  }
-  Memory memory{};
-  if (nvml.ask("nvmlDeviceGetMemoryInfo", handle, &memory)) {
-    gpu.memory_bytes = static_cast<double>(memory.total);
-  }
-  unsigned number = 0;
-  if (nvml.ask("nvmlDeviceGetMaxPcieLinkGeneration", handle, &number)) {
-    gpu.pcie_generation = static_cast<int>(number);
-  }
-  if (nvml.ask("nvmlDeviceGetMaxPcieLinkWidth", handle, &number)) {
-    gpu.pcie_lanes = static_cast<int>(number);
-  }
-  find_links(nvml, handle, gpu);
-  return gpu;
-}
-
-// As in the driver's nvml.h.
-constexpr int kGpuIsLost = 15;
-constexpr int kResetRequired = 16;
-constexpr int kUncorrected = 1;  // errors
-constexpr int kVolatile = 0;     // since the driver started
-constexpr unsigned long long kSlowedByHeat = 0x20 | 0x40;
-constexpr unsigned long long kSlowedByPower = 0x80;
-
-void look_at(const Library& nvml, Handle handle, GpuHealth& gpu) {
-  Memory memory{};
-  const int error =
-      nvml.call("nvmlDeviceGetMemoryInfo", handle, &memory).value_or(0);
-  gpu.lost = error == kGpuIsLost;
-  gpu.needs_reset = error == kResetRequired;
-  unsigned long long number = 0;
-  if (nvml.ask(
-          "nvmlDeviceGetTotalEccErrors", handle, kUncorrected, kVolatile,
-          &number)) {
-    gpu.ecc_errors = static_cast<int64_t>(number);
-  }
-  int pages = 0;
-  if (nvml.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle, &pages)) {
-    gpu.bad_memory_pending = pages != 0;
-  }
-  unsigned corrected = 0, uncorrected = 0, pending = 0, failed = 0;
-  if (nvml.ask(
-          "nvmlDeviceGetRemappedRows", handle, &corrected, &uncorrected,
-          &pending, &failed)) {
-    gpu.bad_memory_pending |= pending != 0;
-    gpu.no_spare_rows = failed != 0;
-  }
-  if (nvml.ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle, &number)) {
-    gpu.hot = (number & kSlowedByHeat) != 0;
-    gpu.short_of_power = (number & kSlowedByPower) != 0;
-  }
-}
-
-// Calls `take` with the index of each GPU that the variable makes visible,
-// NVML's error for it, and its handle.
-template <typename Take>
-void each_visible(
-    const Library& nvml, const std::optional<std::string>& visible,
-    const Take& take) {
-  const auto take_number = [&](unsigned index) {
-    Handle handle = nullptr;
-    const auto error =
-        nvml.call("nvmlDeviceGetHandleByIndex_v2", index, &handle);
-    if (error) take(static_cast<int>(index), *error, handle);
-  };
-  if (!visible) {
-    unsigned count = 0;
-    if (!nvml.ask("nvmlDeviceGetCount_v2", &count)) count = 0;
-    for (unsigned i = 0; i < count; ++i) take_number(i);
-    return;
-  }
-  std::istringstream names(*visible);
-  for (std::string name; std::getline(names, name, ',');) {
-    char* end = nullptr;
-    const long number = std::strtol(name.c_str(), &end, 10);
-    if (end != name.c_str() && *end == '\0') {
-      if (number < 0) break;  // as the driver reads the list
-      take_number(static_cast<unsigned>(number));
-      continue;
-    }
-    Handle handle = nullptr;
-    unsigned index = 0;
-    const auto error =
-        nvml.call("nvmlDeviceGetHandleByUUID", name.c_str(), &handle);
-    if (error != 0) continue;
-    nvml.ask("nvmlDeviceGetIndex", handle, &index);
-    take(static_cast<int>(index), 0, handle);
-  }
-}
-
-// --- The machine
 
 namespace fs = std::filesystem;
 
@@ -355,107 +155,6 @@ Link network_of(const LocalMachine& machine, int64_t devices) {
       rate / static_cast<double>(devices), infiniband > 0 ? 5e-6 : 30e-6};
 }
 
-NvmlFindings ask_nvml(const char* library) {
-  const Library nvml(library);
-  NvmlFindings found;
-  found.library = nvml.present();
-  if (!found.library) return found;
-  found.error = nvml.error();
-  if (found.error != 0) return found;
-  char driver[96] = "";
-  if (nvml.ask("nvmlSystemGetDriverVersion", driver, 96u)) {
-    driver[sizeof(driver) - 1] = '\0';
-    found.driver = driver;
-  }
-  nvml.ask("nvmlSystemGetCudaDriverVersion_v2", &found.cuda);
-  unsigned count = 0;
-  if (!nvml.ask("nvmlDeviceGetCount_v2", &count)) count = 0;
-  for (unsigned i = 0; i < count; ++i) {
-    Handle handle = nullptr;
-    if (!nvml.ask("nvmlDeviceGetHandleByIndex_v2", i, &handle)) continue;
-    found.gpus.push_back(describe(nvml, handle));
-  }
-  return found;
-}
-
-std::vector<GpuHealth>
-ask_gpu_health(const std::optional<std::string>& visible, const char* library) {
-  std::vector<GpuHealth> all;
-  const Library nvml(library);
-  if (!nvml.present() || nvml.error() != 0) return all;
-  each_visible(nvml, visible, [&](int index, int error, Handle handle) {
-    GpuHealth gpu{
-        .index = index,
-        .lost = error == kGpuIsLost,
-        .needs_reset = error == kResetRequired};
-    if (error == 0) look_at(nvml, handle, gpu);
-    all.push_back(gpu);
-  });
-  return all;
-}
-
-class GpuMeter::Impl {
- public:
-  Impl(const std::optional<std::string>& visible, const char* library)
-      : visible_(visible), nvml_(library) {}
-
-  std::vector<GpuUse> read() const {
-    std::vector<GpuUse> all;
-    if (!nvml_.present() || nvml_.error() != 0) return all;
-    each_visible(nvml_, visible_, [&](int index, int error, Handle handle) {
-      GpuUse gpu{.index = index};
-      if (error == 0) measure(handle, gpu);
-      all.push_back(gpu);
-    });
-    return all;
-  }
-
- private:
-  void measure(Handle handle, GpuUse& gpu) const {
-    gpu.uuid = uuid_of(nvml_, handle);
-    Utilization use{};
-    if (nvml_.ask("nvmlDeviceGetUtilizationRates", handle, &use)) {
-      gpu.busy = use.gpu / 100.0;
-    }
-    Memory memory{};
-    if (nvml_.ask("nvmlDeviceGetMemoryInfo", handle, &memory)) {
-      gpu.memory_used = static_cast<double>(memory.used);
-      gpu.memory_total = static_cast<double>(memory.total);
-    }
-    unsigned number = 0;
-    if (nvml_.ask("nvmlDeviceGetTemperature", handle, kOfTheGpu, &number)) {
-      gpu.celsius = number;
-    }
-    if (nvml_.ask("nvmlDeviceGetPowerUsage", handle, &number)) {
-      gpu.watts = number / 1e3;
-    }
-    if (nvml_.ask(
-            "nvmlDeviceGetClockInfo", handle, kMultiprocessors, &number)) {
-      gpu.hertz = number * 1e6;
-    }
-  }
-
-  // As in the driver's nvml.h.
-  struct Utilization {
-    unsigned gpu, memory;  // percent
-  };
-  static constexpr int kOfTheGpu = 0;
-  static constexpr int kMultiprocessors = 1;
-
-  const std::optional<std::string> visible_;
-  const Library nvml_;
-};
-
-GpuMeter::GpuMeter(
-    const std::optional<std::string>& visible, const char* library)
-    : impl_(std::make_unique<Impl>(visible, library)) {}
-
-GpuMeter::~GpuMeter() = default;
-
-std::vector<GpuUse> GpuMeter::read() const {
-  return impl_->read();
-}
-
 double nvlink_bytes_per_second(const Gpu& gpu) {
   // The rates of one link in one direction, by version: NVLink 1 to 5.
   constexpr double kRates[] = {0, 20e9, 25e9, 25e9, 25e9, 50e9};
@@ -495,7 +194,7 @@ std::vector<Adapter> find_adapters(const std::string& sys) {
 
 LocalMachine look_at_machine() {
   return {
-      find_host_processor(), available_cores(), host_memory(), ask_nvml(),
+      find_host_processor(), available_cores(), host_memory(), Nvml().find(),
       find_adapters()};
 }
 

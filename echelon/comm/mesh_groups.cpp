@@ -1,6 +1,7 @@
 #include "echelon/comm/mesh_groups.h"
 
 #include <string>
+#include <vector>
 
 namespace echelon {
 
@@ -12,19 +13,24 @@ MeshGroups::MeshGroups(World& world, const Layout& layout) : mesh_(layout) {
                   std::string(to_string(axis)),
                   mesh_.ranks_along(world.rank(), axis)));
   }
-  const auto along_all = [&](const char* name, const std::vector<Axis>& axes) {
+  const auto together = [&](const char* name, const std::vector<Axis>& axes) {
     return world.new_group(name, mesh_.ranks_along(world.rank(), axes));
   };
-  same_experts_ = layout.dp_shard == 1
-                      ? groups_.at(Axis::dp_replicate)
-                      : along_all("dp", {Axis::dp_replicate, Axis::dp_shard});
-  data_ =
-      layout.ep == 1
-          ? *same_experts_
-          : along_all("data", {Axis::dp_replicate, Axis::dp_shard, Axis::ep});
-  shard_all_ = layout.ep == 1 || layout.dp_shard == 1
-                   ? groups_.at(Axis::dp_shard)
-                   : along_all("dp_shard", {Axis::dp_shard, Axis::ep});
+  const bool cut = layout.cp > 1;
+  const bool spread = layout.ep > 1;
+  expert_shard_ = cut ? together("dp_shard", {Axis::dp_shard, Axis::cp})
+                      : groups_.at(Axis::dp_shard);
+  same_experts_ =
+      layout.dp_shard == 1 && !cut
+          ? groups_.at(Axis::dp_replicate)
+          : together("dp", {Axis::dp_replicate, Axis::dp_shard, Axis::cp});
+  data_ = spread ? together(
+                       "data",
+                       {Axis::dp_replicate, Axis::dp_shard, Axis::ep, Axis::cp})
+                 : *same_experts_;
+  shard_ = spread && expert_shard_->size() > 1
+               ? together("dp_shard", {Axis::dp_shard, Axis::ep, Axis::cp})
+               : *expert_shard_;
   data_index_ = mesh_.data_index(world.rank());
 }
 
@@ -32,9 +38,8 @@ MeshGroups MeshGroups::alone(World& world) {
   MeshGroups groups(Layout{});
   const Group one = world.new_group("one device", {world.rank()});
   for (Axis axis : kAxes) groups.groups_.emplace(axis, one);
-  groups.data_ = one;
-  groups.same_experts_ = one;
-  groups.shard_all_ = one;
+  groups.data_ = groups.same_experts_ = one;
+  groups.shard_ = groups.expert_shard_ = one;
   return groups;
 }
 

@@ -25,20 +25,25 @@ class MeshGroups {
   /// The ranks whose mesh coordinates differ from this one's along `axis`
   /// alone.
   const Group& along(Axis axis) const { return groups_.at(axis); }
-  /// The ranks with different samples: along dp_replicate, dp_shard and ep
-  /// together, by data_index().
+  /// The ranks whose gradients are summed, because they have other samples or
+  /// other tokens of them: along dp_replicate, dp_shard, ep and cp together.
   const Group& data() const { return *data_; }
-  /// Those of them that have the same experts: along dp_replicate and dp_shard.
+  /// Those of them that have the same experts: along dp_replicate, dp_shard and
+  /// cp together.
   const Group& same_experts() const { return *same_experts_; }
-  /// The ranks that shard what is no expert, and those that have the same of
-  /// it: with dp_shard the ranks of ep shard it too, otherwise they replicate
-  /// it.
-  const Group& shard_all() const { return *shard_all_; }
-  const Group& replicate_all() const {
-    return along(Axis::dp_shard).size() > 1 ? along(Axis::dp_replicate)
-                                            : data();
+  /// The ranks that shard experts, where parameters are sharded: along dp_shard
+  /// and cp together.
+  const Group& expert_shard() const { return *expert_shard_; }
+  /// The ranks that shard what is no expert, where parameters are sharded, and
+  /// those that have the same of it: where several ranks shard experts, those
+  /// of ep shard all else too, otherwise they replicate it.
+  const Group& shard() const { return *shard_; }
+  const Group& replicate() const {
+    return expert_shard().size() > 1 ? along(Axis::dp_replicate) : data();
   }
-  /// The share of the samples that this rank sees, in [0, data().size()).
+  /// Ranks that see different samples. Those of cp have parts of the same ones.
+  int64_t data_ranks() const { return mesh_.layout().data_ranks(); }
+  /// The share of the samples that this rank sees, in [0, data_ranks()).
   int64_t data_index() const { return data_index_; }
 
  private:
@@ -48,7 +53,8 @@ class MeshGroups {
   std::map<Axis, Group> groups_;
   std::optional<Group> data_;
   std::optional<Group> same_experts_;
-  std::optional<Group> shard_all_;
+  std::optional<Group> expert_shard_;
+  std::optional<Group> shard_;
   int64_t data_index_ = 0;
 };
 

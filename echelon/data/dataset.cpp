@@ -25,6 +25,7 @@
 #include "echelon/data/sources/random.h"
 #include "echelon/data/sources/text.h"
 #include "echelon/error.h"
+#include "echelon/storage/local_copy.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -119,7 +120,8 @@ class DummyDataset : public Dataset {
 class TensorsDataset : public Dataset {
  public:
   TensorsDataset(const std::string& path, int64_t classes) : path_(path) {
-    auto tensors = load_tensors(path, {"inputs", "targets"});
+    auto tensors =
+        load_tensors(storage::local_copy(path), {"inputs", "targets"});
     inputs_ = std::move(tensors[0]);
     targets_ = tensors[1].to(torch::kInt64);
     spec_.input_shape = inputs_.sizes().slice(1).vec();

@@ -148,6 +148,7 @@ struct Loader::State {
   State(const Dataset& set, LoaderOptions given)
       : dataset(set),
         options(std::move(given)),
+        rank_batch(options.rank_batch),
         spec(set.spec()),
         pinned(options.pin_memory && at::getAccelerator().has_value()),
         memory(spec, pinned, static_cast<size_t>(options.prefetch) + 3),
@@ -157,6 +158,7 @@ struct Loader::State {
 
   const Dataset& dataset;
   const LoaderOptions options;
+  std::vector<int64_t> rank_batch;
   const SampleSpec spec;
   const bool pinned;
   BatchMemory memory;
@@ -178,7 +180,7 @@ struct Loader::State {
   int64_t rows() const {
     return rank_share(
                options.global_batch, options.rank, options.num_ranks,
-               options.rank_batch)
+               rank_batch)
         .size();
   }
 
@@ -239,8 +241,8 @@ struct Loader::State {
   }
 
   PendingPtr make_pending(int64_t begin, int64_t end) {
-    const Share share = rank_share(
-        end - begin, options.rank, options.num_ranks, options.rank_batch);
+    const Share share =
+        rank_share(end - begin, options.rank, options.num_ranks, rank_batch);
     auto pending = std::make_shared<Pending>();
     pending->batch = memory.get(share.size());
     pending->batch.indices.assign(
@@ -428,6 +430,13 @@ void Loader::seek(const Position& position) {
           "position {} of epoch {} is outside of the {} samples of an epoch",
           position.consumed, position.epoch, total));
   state_->begin(position);
+}
+
+void Loader::divide(std::vector<int64_t> rank_batch) {
+  const auto& options = state_->options;
+  rank_share(options.global_batch, options.rank, options.num_ranks, rank_batch);
+  state_->rank_batch = std::move(rank_batch);
+  state_->begin(state_->position);
 }
 
 void Loader::leave_out(const Window& window) {

@@ -73,6 +73,12 @@ class Loader {
   /// ranks or batch sizes. Throws ConfigError when it is outside of the epoch.
   void seek(const Position& position);
 
+  /// From the next batch on, the ranks take so many samples of a full one, as
+  /// LoaderOptions::rank_batch has them. Call it on all ranks after the same
+  /// batch. Loads batches anew that were loaded ahead. Throws ConfigError as
+  /// rank_share() does.
+  void divide(std::vector<int64_t> rank_batch);
+
   /// Leaves these samples out too, from the next start_epoch() or seek() on.
   /// Positions stay those of all samples. A batch ends before a window, with
   /// fewer samples than others where it must; with drop_last it is left out

@@ -293,6 +293,15 @@ explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
   for (const auto& rollback : record.rollbacks) {
     made.notes.push_back("training " + timeline::to_text(rollback));
   }
+  if (!record.rebalances.empty()) {
+    made.notes.push_back(
+        (record.rebalances.size() > 1
+             ? format(
+                   "the batch was divided anew {} times; the last time ",
+                   record.rebalances.size())
+             : "the batch was divided anew ") +
+        timeline::to_text(record.rebalances.back()));
+  }
   made.simulated = record.simulated;
   if (layout) {
     made.layout = to_string(*layout);

@@ -115,20 +115,21 @@ uneven_stages(const Evidence& evidence, const StageCosts& costs, double share) {
   } else if (!job->model.partition_at.empty()) {
     found.settings = {"model.cut=[]", "model.balance=\"measured\""};
     found.reason.fix =
-        "Partition the model where its measured times are even, not at the "
-        "layers that model.cut names.";
+        "Partition the model where its measured times are even, by the speed "
+        "of each rank, not at the layers that model.cut names.";
   } else if (job->model.balance != StageBalance::measured) {
     found.settings = {"model.balance=\"measured\""};
     found.reason.fix = format(
-        "Partition the model by the time that its layers take here, not by "
-        "their {}.",
+        "Partition the model by the time that its layers take on each rank "
+        "here, not by their {}.",
         job->model.balance == StageBalance::memory
             ? "memory"
             : "floating-point operations");
   } else {
     found.reason.fix =
         "Move layers away from that stage with model.cut, or take fewer "
-        "stages: these layers cannot be partitioned evenly.";
+        "stages: these layers cannot be partitioned evenly. If a rank became "
+        "slower since the start, a restart measures all anew.";
   }
   return found;
 }

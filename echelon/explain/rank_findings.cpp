@@ -7,7 +7,9 @@
 #include <map>
 
 #include "echelon/explain/findings.h"
+#include "echelon/job/pipeline_schedule.h"
 #include "echelon/layout/mesh.h"
+#include "echelon/layout/partition.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
@@ -16,6 +18,7 @@ namespace {
 
 constexpr double kLeastExcess = 0.15;   // of a straggler over its peers
 constexpr double kMostSteps = 2.0 / 3;  // share of steps in which it is slower
+constexpr int64_t kMostRanksListed = 16;
 
 double median(std::vector<double> values) {
   std::ranges::sort(values);
@@ -30,17 +33,21 @@ RunFinding measured(Fault fault, double share, double gain) {
       .gain_source = GainSource::measured};
 }
 
-// Samples of each rank in a step, by rank; empty: all have the same.
-std::map<int, double> samples_of_ranks(const Evidence& evidence) {
-  const auto& job = evidence.run.job;
-  if (!job || job->train.rank_batch.empty()) return {};
-  const Mesh mesh(job->layout);
+// Samples of each rank of the world in a step that begins after `steps` steps;
+// empty: all have the same.
+std::map<int, double> samples_of_ranks(const RunRecord& run, int64_t steps) {
+  if (!run.job) return {};
+  std::vector<int64_t> batches = run.job->train.rank_batch;
+  for (const auto& change : run.rebalances) {
+    if (change.step <= steps) batches = change.after;
+  }
+  if (batches.empty()) return {};
+  const Mesh mesh(run.job->layout);
   std::map<int, double> samples;
   for (int64_t rank = 0; rank < mesh.size(); ++rank) {
     const auto index = static_cast<size_t>(mesh.data_index(rank));
-    if (index >= job->train.rank_batch.size()) return {};
-    samples[static_cast<int>(rank)] =
-        static_cast<double>(job->train.rank_batch[index]);
+    if (index >= batches.size()) return {};
+    samples[static_cast<int>(rank)] = static_cast<double>(batches[index]);
   }
   return samples;
 }
@@ -53,26 +60,34 @@ struct Slow {
 };
 
 // Forward and backward, per sample where ranks have different numbers of them.
+// A step is an index into RunTimes::steps.
 class Work {
  public:
-  explicit Work(const Evidence& evidence)
-      : samples_(samples_of_ranks(evidence)) {}
+  explicit Work(const Evidence& evidence) {
+    for (const int64_t step : evidence.times.steps) {
+      samples_.push_back(samples_of_ranks(evidence.run, step));
+    }
+  }
 
   bool is_uneven() const {
-    return std::ranges::any_of(samples_, [&](const auto& one) {
-      return one.second != samples_.begin()->second;
+    return std::ranges::any_of(samples_, [](const auto& step) {
+      return std::ranges::any_of(step, [&](const auto& one) {
+        return one.second != step.begin()->second;
+      });
     });
   }
-  double of(const RankHistory& rank, const RankTimes& times) const {
-    return (times.forward + times.backward) / samples(rank);
+  double of(const RankHistory& rank, size_t step) const {
+    const RankTimes& times = rank.steps[step];
+    return (times.forward + times.backward) / samples(rank, step);
   }
-  double samples(const RankHistory& rank) const {
-    const auto found = samples_.find(rank.rank);
-    return found == samples_.end() ? 1 : found->second;
+  double samples(const RankHistory& rank, size_t step) const {
+    if (step >= samples_.size()) return 1;
+    const auto found = samples_[step].find(rank.rank);
+    return found == samples_[step].end() ? 1 : found->second;
   }
 
  private:
-  std::map<int, double> samples_;
+  std::vector<std::map<int, double>> samples_;  // by step, rank
 };
 
 std::vector<const RankHistory*>
@@ -100,15 +115,16 @@ Slow how_slow(
   for (size_t step = 0; step < rank.steps.size(); ++step) {
     std::vector<double> others, whole;
     for (const RankHistory* peer : peers) {
-      others.push_back(work.of(*peer, peer->steps[step]));
-      whole.push_back(others.back() * work.samples(*peer));
+      others.push_back(work.of(*peer, step));
+      whole.push_back(others.back() * work.samples(*peer, step));
     }
-    const double own = work.of(rank, rank.steps[step]);
+    const double own = work.of(rank, step);
     const double theirs = median(others);
     if (own > theirs * (1 + kLeastExcess / 2)) slow.steps += 1;
-    slow.seconds += (own - theirs) * work.samples(rank);
-    usual += theirs * work.samples(rank);
-    waits += own * work.samples(rank) - median(whole);
+    const double samples = work.samples(rank, step);
+    slow.seconds += (own - theirs) * samples;
+    usual += theirs * samples;
+    waits += own * samples - median(whole);
   }
   const auto count = static_cast<double>(rank.steps.size());
   slow.steps /= count;
@@ -116,6 +132,64 @@ Slow how_slow(
   // With few samples each takes more time, but nobody waits for them.
   slow.seconds = std::min(slow.seconds, waits) / count;
   return slow;
+}
+
+// A batch that is divided by the ranks' speeds.
+struct Division {
+  std::vector<int64_t> samples;  // by data-parallel rank
+  double now = 0;                // what the slowest rank computes in a step
+  double then = 0;               // the same with this division
+};
+
+// Nothing where the run divides its batch itself, where training would be
+// another, where the list would be long, or where little is gained.
+std::optional<Division> division_by_speed(const Evidence& evidence) {
+  const auto& job = evidence.run.job;
+  if (!job || job->train.rebalance_every > 0) return {};
+  const int64_t degree = job->layout.data_ranks();
+  if (degree == 1 || degree > kMostRanksListed ||
+      static_cast<int64_t>(evidence.times.ranks.size()) !=
+          job->layout.num_ranks()) {
+    return {};
+  }
+  const bool own_statistics =
+      job->model.name.starts_with("resnet") && !job->model.sync_batch_norm;
+  if (own_statistics) return {};
+  auto batches = job->train.rank_batch;
+  if (batches.empty()) {
+    batches.assign(static_cast<size_t>(degree), job->train.batch / degree);
+  }
+  // Of a sample; a data-parallel rank is as slow as its slowest part.
+  std::vector<double> seconds(batches.size(), 0);
+  const Mesh mesh(job->layout);
+  for (const RankHistory& rank : evidence.times.ranks) {
+    const auto index = static_cast<size_t>(mesh.data_index(rank.rank));
+    double sum = 0;
+    for (size_t step = 0; step < rank.steps.size(); ++step) {
+      sum += rank.steps[step].forward + rank.steps[step].backward;
+    }
+    seconds[index] = std::max(
+        seconds[index], sum / static_cast<double>(rank.steps.size()) /
+                            static_cast<double>(batches[index]));
+  }
+  std::vector<double> speeds;
+  for (const double one : seconds) {
+    if (!(one > 0)) return {};
+    speeds.push_back(1 / one);
+  }
+  const int64_t unit =
+      job->layout.pp > 1 ? microbatches_of(*job) : job->train.accumulate;
+  Division division{.samples = share_out(job->train.batch / unit, speeds)};
+  if (division.samples.empty()) return {};
+  for (size_t i = 0; i < batches.size(); ++i) {
+    division.samples[i] *= unit;
+    division.now =
+        std::max(division.now, seconds[i] * static_cast<double>(batches[i]));
+    division.then = std::max(
+        division.then, seconds[i] * static_cast<double>(division.samples[i]));
+  }
+  const double gain = (division.now - division.then) / evidence.times.mean.step;
+  return gain >= kLeastShare ? std::optional(division) : std::nullopt;
 }
 
 std::vector<RunFinding>
@@ -143,9 +217,25 @@ find_stragglers(const Evidence& evidence, const Work& work) {
           : "");
   found.reason.fix = format(
       "Look at the device of rank {}: other programs on it, its clock and "
-      "temperature, its cores (`echelon doctor` on its host). If it stays "
-      "slow, leave it out, or give it fewer samples with train.rank_batch.",
+      "temperature, its cores (`echelon doctor` on its host).",
       most.rank->rank);
+  if (const auto division = division_by_speed(evidence)) {
+    const std::string list = join(division->samples, ", ");
+    found.settings = {format("train.rank_batch=[{}]", list)};
+    found.gain = std::clamp((division->now - division->then) / step, 0.0, 1.0);
+    found.reason.fix += format(
+        " If it stays slow, give it fewer samples: of batches of {}, the "
+        "slowest rank computes for {} of a step instead of {}. On CPUs, "
+        "train.rebalance_every = 20 does this while the run trains.",
+        list, format_seconds(division->then), format_seconds(division->now));
+  } else if (const auto& job = evidence.run.job;
+             job && job->train.rebalance_every > 0) {
+    found.reason.fix +=
+        " The run gives it fewer samples when it has measured that "
+        "(train.rebalance_every).";
+  } else {
+    found.reason.fix += " If it stays slow, leave it out.";
+  }
   found.reason.why = format(
       "Ranks synchronise in every step, so that each is as slow as the "
       "slowest: {} of {} are lost to it.",
@@ -212,9 +302,11 @@ std::vector<RunFinding> find_uneven_ranks(const Evidence& evidence) {
   const double waits = evidence.shares.for_ranks;
   // A straggler explains the waits of the others, which are no second finding.
   if (!all.empty() || late_data || waits < kLeastWait) return all;
+  // A batch that is divided by speed has no setting that is at fault.
+  const bool uneven = work.is_uneven() && evidence.run.rebalances.empty();
   all.push_back(
-      work.is_uneven() ? uneven_batches(evidence, waits)
-                       : changing_ranks(evidence, waits));
+      uneven ? uneven_batches(evidence, waits)
+             : changing_ranks(evidence, waits));
   return all;
 }
 

@@ -208,6 +208,7 @@ class Reader {
       timeline::MetricsFile file = timeline::read_metrics(path);
       record_.steps = std::move(file.steps);
       record_.evaluations = std::move(file.evaluations);
+      record_.rebalances = std::move(file.rebalances);
       record_.rollbacks = timeline::read_rollbacks(path);
       if (file.truncated) note("the last line of metrics.jsonl is truncated");
     } catch (const DataError& error) {

@@ -21,6 +21,7 @@ struct RunRecord {
   std::vector<timeline::StepMetrics> steps;  // of metrics.jsonl, by step
   std::vector<timeline::EvaluationMetrics> evaluations;  // as well
   std::vector<timeline::Rollback> rollbacks;             // as well
+  std::vector<timeline::Rebalance> rebalances;           // as well
   std::optional<Job> job;                                // config.toml
   std::string configuration;                             // its path
   std::optional<cost::ModelShape> layers;  // as its trainer counted them

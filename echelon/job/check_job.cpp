@@ -40,6 +40,7 @@ class Checker {
     check_model_is_known(job_.model);  // the other checks ask for its layers
     check_layout();
     if (job_.layout.tp > 1) check_tensor_parallel();
+    if (job_.layout.cp > 1) check_context_parallel();
     if (shards_parameters(job_)) check_shards();
     check_memory();
     if (job_.layout.pp > 1) check_pipeline();
@@ -47,6 +48,7 @@ class Checker {
     if (job_.precision.compute != ComputeDtype::same) check_precision();
     check_non_finite();
     check_batch();
+    check_rebalance();
     check_length();
     check_optimizer();
     check_comm();
@@ -84,12 +86,6 @@ class Checker {
   }
 
   void check_layout() {
-    if (document_.entry("layout.cp").value != "1") {
-      fail(
-          "layout.cp",
-          "this version has data, sharded, pipeline and tensor parallelism; "
-          "use dp, fsdp, pp or tp instead");
-    }
     if (job_.layout.ep > 1) check_experts();
     if (num_ranks_ < 1) {
       throw ConfigError(format("-n {}: must be at least 1", num_ranks_));
@@ -125,6 +121,13 @@ class Checker {
           "a rank that shares out experts with others drives one device; set "
           "either [layout] ep or devices");
     }
+    if (job_.layout.cp > 1) {
+      fail(
+          "layout.ep",
+          "experts spread over ranks and sequences cut over ranks (cp = {}) do "
+          "not go together yet; set cp = 1, or set ep = 1 and use dp or fsdp",
+          job_.layout.cp);
+    }
   }
 
   void check_tensor_parallel() {
@@ -133,6 +136,67 @@ class Checker {
         "model.devices",
         "a rank that computes each layer with others drives one device; set "
         "either [layout] tp or devices");
+  }
+
+  void check_context_parallel() {
+    if (!is_language_model(job_.model) && job_.model.name != kOwnModel) {
+      fail(
+          "layout.cp",
+          "model \"{}\" has no sequence to cut; use dp, fsdp, pp or tp, or a "
+          "language model such as \"gpt2\"",
+          job_.model.name);
+    }
+    if (!job_.model.devices.empty()) {
+      fail(
+          "model.devices",
+          "a rank that has a part of each sequence drives one device; set "
+          "either [layout] cp or devices");
+    }
+    if (!has_experts(job_.model)) return;
+    if (job_.model.aux_loss > 0) refuse_loss_of_sequences("model.aux_loss");
+    if (job_.model.z_loss > 0) refuse_loss_of_sequences("model.z_loss");
+  }
+
+  [[noreturn]] void refuse_loss_of_sequences(const std::string& key) {
+    fail(
+        key,
+        "is a loss of whole sequences, and each rank of cp = {} has parts of "
+        "them; set it to 0, or set cp = 1 and use dp, fsdp, pp or tp",
+        job_.layout.cp);
+  }
+
+  // Whether ranks of cp have a token each, and heads where they exchange them.
+  void check_sequence(const JobFacts& facts) {
+    const int64_t cp = job_.layout.cp;
+    const int64_t sequence = facts.data.sample_shape[0];
+    if (sequence < cp) {
+      fail(
+          "layout.cp",
+          "a sequence has {}, and each rank needs one; cp may be {} at most",
+          counted(sequence, "token"), sequence);
+    }
+    const auto shape = language_model_shape(job_.model, facts.classes);
+    if (shape.window > 0 && shape.window < sequence) {
+      fail(
+          "model.window",
+          "sequences of {} that are cut over ranks (cp = {}) have no windows "
+          "yet; set cp = 1 and use dp, fsdp, pp or tp, or set window = 0, with "
+          "which attention reaches all tokens",
+          counted(sequence, "token"), job_.layout.cp);
+    }
+    if (job_.context.way != ContextWay::ulysses) return;
+    const int64_t heads = shape.heads / job_.layout.tp;
+    if (cp <= heads) return;
+    fail(
+        "layout.cp",
+        "context = \"ulysses\" gives each of these ranks a head, but the model "
+        "has heads={}{}; set context = \"ring\" or \"all_gather\", which need "
+        "none, or cp of at most {}",
+        shape.heads,
+        job_.layout.tp > 1
+            ? format(", {} for a rank of tp={}", heads, job_.layout.tp)
+            : "",
+        heads);
   }
 
   // The setting because of which parameters are in shards.
@@ -365,6 +429,33 @@ class Checker {
     }
   }
 
+  // Only statistics of batch norms depend on which rank has a sample.
+  void check_rebalance() {
+    const auto& train = job_.train;
+    if (train.rebalance_every == 0 || job_.layout.data_ranks() == 1) return;
+    if (job_.comm.device == DeviceKind::cuda) {
+      fail(
+          "train.rebalance_every",
+          "what a rank works is measured on CPUs, and device is \"cuda\"; set "
+          "rank_batch, as `echelon explain` says after a run, or leave it out");
+    }
+    if (!job_.model.name.starts_with("resnet")) return;
+    if (!job_.model.sync_batch_norm) {
+      fail(
+          "train.rebalance_every",
+          "each rank normalizes by its own samples, so that training would "
+          "depend on how many it has; set [model] sync_batch_norm = true, or "
+          "leave it out");
+    }
+    if (passes_per_step() > 1) {
+      fail(
+          "train.rebalance_every",
+          "a batch is normalized pass by pass, so that training would depend "
+          "on which rank has a sample; set {} = 1, or leave it out",
+          passes_name());
+    }
+  }
+
   void check_length() {
     const auto& train = job_.train;
     if (train.steps > 0 && train.epochs > 0) {
@@ -563,6 +654,7 @@ class Checker {
       // A fault that the model has without any sharding is not blamed on tp.
       check_text_model(facts, 1, "model.name");
       check_text_model(facts, job_.layout.tp, "layout.tp");
+      if (job_.layout.cp > 1) check_sequence(facts);
     } else {
       check_widths(parameters);
     }

@@ -32,6 +32,7 @@ void bind_all(config::Document& document, Job& job) {
   bind(layout, job.layout);
   bind(layout, job.pipeline);
   bind(layout, job.tensor);
+  bind(layout, job.context);
   table(
       "shard", "what the ranks of fsdp shard, and when it is unsharded",
       job.shard);
@@ -109,7 +110,7 @@ std::string settings_of_run(const Overrides& overrides) {
   for (const auto& assignment : overrides.set) {
     const size_t equals = assignment.find('=');
     const std::string key = assignment.substr(0, equals);
-    if (key == "train.run") continue;
+    if (key == "train.run" || key == "checkpoint.remote") continue;
     if (!text.empty()) text += ",";
     text += assignment.substr(key.rfind('.') + 1);
   }
@@ -133,8 +134,9 @@ std::string time_now() {
 
 // Fills in {name}, {time} and {set}. An empty value takes the mark before it
 // along: "digits-{set}" is "digits" without --layout and --set.
-void name_run(Job& job, const std::string& path, const Overrides& overrides) {
-  std::string& run = job.train.run;
+void fill_in(
+    std::string& run, const std::string& key, const Job& job,
+    const std::string& path, const Overrides& overrides) {
   for (size_t at = 0; (at = run.find('{', at)) != std::string::npos;) {
     const size_t end = run.find('}', at);
     const std::string name =
@@ -149,7 +151,7 @@ void name_run(Job& job, const std::string& path, const Overrides& overrides) {
     } else {
       throw ConfigError(format(
           "{}: \"{}\" is none of {{name}}, {{time}} and {{set}}",
-          job.document.where("train.run"),
+          job.document.where(key),
           run.substr(at, end == std::string::npos ? end : end - at + 1)));
     }
     size_t begin = at;
@@ -160,7 +162,7 @@ void name_run(Job& job, const std::string& path, const Overrides& overrides) {
     at = begin + value.size();
     if (value.empty() && at == run.size() && (at == 0 || run[at - 1] == '/')) {
       throw ConfigError(
-          job.document.where("train.run") +
+          job.document.where(key) +
           ": names no folder without --layout or --set; put {name} in front "
           "of {set}");
     }
@@ -182,20 +184,22 @@ bool shards_parameters(const Job& job) {
          job.precision.compute != ComputeDtype::same ||
          job.memory.offload != Offload::none ||
          (job.precision.reduce != ReduceDtype::same &&
-          job.layout.data_ranks() > 1);
+          job.layout.data_ranks() * job.layout.cp > 1);
 }
 
 bool adds_gradients(const Job& job) {
   const bool low = job.precision.compute != ComputeDtype::same;
   const bool passes = job.train.accumulate > 1 || job.layout.pp > 1;
-  return job.layout.data_ranks() > 1 || (low && passes);
+  // Ranks of cp have other tokens of the same samples.
+  return job.layout.data_ranks() * job.layout.cp > 1 || (low && passes);
 }
 
 Job load_job(const std::string& path, const Overrides& overrides) {
   auto document = config::Document::read(path);
   apply(document, overrides);
   Job job = bound(std::move(document));
-  name_run(job, path, overrides);
+  fill_in(job.train.run, "train.run", job, path, overrides);
+  fill_in(job.checkpoint.remote, "checkpoint.remote", job, path, overrides);
   return job;
 }
 

@@ -10,6 +10,7 @@
 #include "echelon/layout/layout.h"
 #include "echelon/options/checkpoint.h"
 #include "echelon/options/comm.h"
+#include "echelon/options/context.h"
 #include "echelon/options/data.h"
 #include "echelon/options/elastic.h"
 #include "echelon/options/memory.h"
@@ -27,9 +28,10 @@ struct Job {
   ModelOptions model;
   DataOptions data;
   Layout layout;
-  PipelineLayout pipeline;       // in [layout] too; read when layout.pp > 1
-  TensorParallelOptions tensor;  // in [layout] too; read when layout.tp > 1
-  ShardOptions shard;            // read when layout.dp_shard > 1
+  PipelineLayout pipeline;         // in [layout] too; read when layout.pp > 1
+  TensorParallelOptions tensor;    // in [layout] too; read when layout.tp > 1
+  ContextParallelOptions context;  // in [layout] too; read when layout.cp > 1
+  ShardOptions shard;              // read when layout.dp_shard > 1
   MemoryOptions memory;
   PrecisionOptions precision;
   OptimizerOptions optimizer;

@@ -13,6 +13,7 @@
 #include "echelon/checkpoint/files/folder_files.h"
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/checkpoint/format/new_file.h"
+#include "echelon/checkpoint/remote/remote_checkpoints.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
@@ -133,6 +134,12 @@ std::vector<fs::path> files_of_run(const fs::path& run) {
     return name.starts_with("rank-") && name.ends_with(".log");
   });
   add(run / "checkpoints", folder_files::has_name_of_run);
+  add(run / "status", [](const std::string& name) {
+    return name.starts_with("rank-") && name.find(".json") != name.npos;
+  });
+  add(run / "tensorboard", [](const std::string& name) {
+    return name.starts_with("events.out.tfevents.");
+  });
   return found;
 }
 
@@ -166,7 +173,7 @@ void check_overwrite(const Job& job) {
 
 void remove_run(const fs::path& run) {
   for (const auto& path : files_of_run(run)) fs::remove_all(path);
-  for (const char* folder : {"log", "checkpoints"}) {
+  for (const char* folder : {"log", "checkpoints", "status", "tensorboard"}) {
     std::error_code has_more;
     if (!fs::is_symlink(run / folder)) fs::remove(run / folder, has_more);
   }
@@ -260,12 +267,49 @@ bool check_locked_folder(const Job& job) {
   return true;
 }
 
+std::string remote_place(const Job& job) {
+  return job.document.name().empty()
+             ? format("[checkpoint] remote = \"{}\"", job.checkpoint.remote)
+             : job.document.where("checkpoint.remote");
+}
+
+// Asks the storage whether the run may use it.
+void check_remote(const Job& job) {
+  const auto& options = job.checkpoint;
+  if (options.remote.empty()) return;
+  try {
+    RemoteCheckpoints remote(options.remote);
+    remote.check();
+    if (options.resume != "never" || job.train.overwrite) return;
+    if (remote.list().empty()) return;
+  } catch (const Error& error) {
+    throw ConfigError(format("{}: {}", remote_place(job), error.what()));
+  }
+  throw ConfigError(
+      remote_place(job) +
+      ": has checkpoints, which resume = \"never\" does not use; --overwrite "
+      "replaces them, or name another place");
+}
+
+// What a run on another machine has left there.
+void take_over_remote(const Job& job) {
+  if (job.checkpoint.remote.empty()) return;
+  RemoteCheckpoints remote(job.checkpoint.remote);
+  if (job.train.overwrite) {
+    remote.clear();
+  } else if (job.checkpoint.resume != "never") {
+    remote.fetch_newest(job.train.run);
+  }
+}
+
 }  // namespace
 
 bool check_run_folder(const Job& job) {
   std::error_code error;
   if (fs::is_directory(job.train.run, error)) check_unlocked(job.train.run);
-  return check_locked_folder(job);
+  const bool resumes = check_locked_folder(job);
+  check_remote(job);
+  return resumes;
 }
 
 RunFolder make_run_folder(const Job& job) {
@@ -282,6 +326,7 @@ RunFolder make_run_folder(const Job& job) {
         error.code().message()));
   }
   made.configuration = write_configuration(job, run);
+  take_over_remote(job);
   return made;
 }
 

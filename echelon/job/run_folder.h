@@ -23,7 +23,8 @@ namespace echelon {
 /// - overwrite would remove what the run starts from (checkpoints, weights,
 ///   data);
 /// - checkpoint.resume names one of its own checkpoints, but not the newest;
-/// - it is a file, or cannot be written.
+/// - it is a file, or cannot be written;
+/// - checkpoint.remote does not answer, or refuses what a run does there.
 /// Throws CheckpointError when checkpoint.resume names no checkpoint, or
 /// another process writes to the folder. Changes nothing.
 bool check_run_folder(const Job& job);
@@ -39,7 +40,8 @@ struct RunFolder {
 /// values as used. What is there is read again under the lock. Files that no
 /// run writes stay. `overwrite` is false in config.toml, so that running it
 /// again destroys nothing. An older config.toml is replaced only when the new
-/// one is complete.
+/// one is complete. Then it fetches the newest checkpoint of checkpoint.remote,
+/// if that is newer than the folder's, or removes those there (overwrite).
 ///
 /// The launcher of a job calls this, or else its rank 0, and keeps the result
 /// until the job ends. Throws what check_run_folder does.

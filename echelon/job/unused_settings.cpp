@@ -96,6 +96,9 @@ class UnusedSettings {
         partitioned && balanced, balanced ? whole : "with cut",
         {"model.balance"});
     unless(partitioned, whole, {"model.device_bytes"});
+    unless(
+        job_.layout.data_ranks() > 1, "with one data-parallel rank",
+        {"train.rebalance_every"});
     const bool sharded = job_.layout.dp_shard > 1;
     const std::string no_shards =
         "without sharded data parallelism (fsdp is 1)";

@@ -21,7 +21,7 @@
 #include <sstream>
 
 #include "echelon/cluster/host.h"
-#include "echelon/cluster/local_machine.h"
+#include "echelon/cluster/nvml.h"
 #include "echelon/text/format.h"
 #include "echelon/text/plain.h"
 #include "echelon/text/units.h"
@@ -81,7 +81,7 @@ void look_at_memory(const HostNeeds& needs, const Tell& tell) {
 void look_at_gpus(const HostNeeds& needs, const Tell& tell) {
   if (!needs.gpus) return;
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  const auto gpus = cluster::ask_gpu_health(
+  const auto gpus = cluster::Nvml().health(
       visible == nullptr ? std::nullopt : std::optional<std::string>(visible));
   for (const auto& gpu : gpus) {
     const auto say = [&](const std::string& text, bool final = false) {

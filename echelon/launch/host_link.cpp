@@ -28,10 +28,12 @@ using std::chrono::steady_clock;
 constexpr size_t kMaxMessage = 64 << 10;
 constexpr size_t kMostUnsent = 8 << 20;  // the places of 65,536 hosts are 3 MiB
 constexpr int kMostReads = 64;           // of a link in a turn
-constexpr milliseconds kCallTimeout{1000};
+constexpr milliseconds kConnectTimeout{1000};
+constexpr milliseconds kAnswerTimeout{2000};
 
 std::atomic<uint64_t> sent_messages{0};
 std::atomic<uint64_t> sent_bytes{0};
+std::atomic<uint64_t> begun_calls{0};
 
 // A host that loses power or its cable does not close its connections.
 void enable_keepalive(int fd) {
@@ -85,7 +87,7 @@ void Notice::show(const std::string& awaited) {
 }
 
 LinkTraffic link_traffic() {
-  return {sent_messages, sent_bytes};
+  return {sent_messages, sent_bytes, begun_calls};
 }
 
 HostLink::HostLink(
@@ -158,11 +160,12 @@ Call::Call(
     const Endpoint& place, const authentication::Key& key, std::string hello)
     : place_(place),
       hello_(std::move(hello)),
-      deadline_(kCallTimeout),
+      deadline_(kConnectTimeout),
       socket_(begin_connect(place)),
       key_(key),
       handshake_(key, authentication::Port::launchers, Handshake::End::client) {
   if (!socket_.is_open()) error_ = errno;
+  ++begun_calls;
 }
 
 short Call::events() const {
@@ -180,6 +183,7 @@ Call::State Call::advance() {
     error_ = authentication::finish_connect(fd(), milliseconds(0));
     if (error_ != 0) return advance();
     connected_ = true;
+    deadline_ = Deadline(kAnswerTimeout);
   }
   if (!link_.is_open()) {
     const auto state = handshake_.advance(fd());

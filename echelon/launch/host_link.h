@@ -57,6 +57,7 @@ struct Endpoint {
 struct LinkTraffic {
   uint64_t messages = 0;
   uint64_t bytes = 0;
+  uint64_t calls = 0;  // also those that nobody took
 };
 LinkTraffic link_traffic();
 
@@ -88,6 +89,8 @@ class HostLink {
   bool receive();
   /// The next message that has come; null when it is no JSON.
   std::optional<nlohmann::json> take();
+  /// Whether one has come that was not taken.
+  bool has_message() const { return unread_.find('\n') != std::string::npos; }
   /// When something came last.
   TimePoint heard() const { return heard_; }
   void hear_now() { heard_ = std::chrono::steady_clock::now(); }
@@ -117,8 +120,11 @@ class Call {
   /// What the call waits for.
   short events() const;
   /// Goes on as far as it can. `refused`: nobody listens there, and the host
-  /// said so. `failed`: anything else, also when it takes a second.
+  /// said so. `failed`: anything else, also when it takes a second to connect,
+  /// or two to be answered.
   State advance();
+  /// Whether the other end listens.
+  bool is_connected() const { return connected_; }
   /// The answer (JSON) and the link, once it is `answered`.
   const std::string& answer() const { return answer_; }
   HostLink take_link() { return std::move(link_); }

@@ -96,7 +96,10 @@ std::vector<HostEvent> Hosts::serve(const pollfd* files) {
   const size_t num_peers = peers_.size();
   const size_t num_waiting = waiting_.size();
   for (size_t i = 0; i < num_peers; ++i) {
-    if (files[i].revents != 0) read(peers_[i], events);
+    // A call may have read more than the answer.
+    if (files[i].revents != 0 || peers_[i].link.has_message()) {
+      read(peers_[i], events);
+    }
   }
   for (size_t i = 0; i < num_waiting; ++i) {
     HostLink& link = waiting_[i].link;

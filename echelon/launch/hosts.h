@@ -155,14 +155,16 @@ class Hosts {
   // hosts do without a coordinator in regroup.cpp.
   nlohmann::json hello() const;
   void take_caller(HostListener::Caller caller);
-  void tell_to_wait(HostLink& link) const;
+  void tell_to_wait(Peer& peer) const;
   void set_members(std::vector<Member> members);
   void note_members(const nlohmann::json& message);
   void note_waiting(const nlohmann::json& message);
   std::string take_hello(Peer& newcomer, const nlohmann::json& hello);
   std::string missing() const;
-  int present() const;
-  bool wait(SignalFile& signals, int timeout_ms);
+  std::vector<bool> present() const;
+  bool wait(
+      SignalFile& signals, int timeout_ms,
+      const std::vector<pollfd>& more = {});
   void stop(int signal);
   std::optional<JobStart> gather(bool may_restart, SignalFile& signals);
   int total_ranks() const;
@@ -174,9 +176,11 @@ class Hosts {
   std::optional<JobStart> wait_for_start(SignalFile& signals);
   JobStart take_start(const nlohmann::json& start);
   void regroup(SignalFile& signals);
-  bool follow(const Endpoint& place);
-  bool ask(const Endpoint& place);
+  bool follow(const Endpoint& place, SignalFile& signals);
   bool find_job_again(SignalFile& signals);
+  bool follow_one_of(
+      std::vector<Endpoint> places, std::chrono::milliseconds patience,
+      SignalFile& signals);
   bool lead_by(Call& call);
   void look_for_first();
 
@@ -219,7 +223,7 @@ class Hosts {
   bool has_quorum_ = false;        // regrouping has found one
   bool spare_ = false;             // the job runs without this host
   std::vector<Member> known_;      // hosts of that job, or of the next start
-  std::optional<Endpoint> other_;  // who coordinates instead
+  std::optional<Endpoint> other_;  // who may lead this one instead
   std::string start_;              // the coordinator's message (JSON)
   std::string refused_;
 

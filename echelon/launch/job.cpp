@@ -433,6 +433,11 @@ void Job::look_for_hangs() {
   looked_ = now;
   const auto ranks = watched_->progress.read();
   launcher_.board.set_progress(ranks);
+  if (!knows_peak_ && options_.peak_seconds) {
+    const auto seconds = options_.peak_seconds(start_.world_size);
+    knows_peak_ = seconds.has_value();
+    launcher_.board.set_peak_seconds(seconds.value_or(0));
+  }
   if (policy_.stopping() || policy_.stopped_by() != 0) return;
   stalled_.reset();
   if (launcher_.change_began &&
@@ -474,7 +479,9 @@ void Job::lose_guard(Rank& rank) {
     }
     if (launcher_.forks.pid() > 0) guards.push_back(launcher_.forks.pid());
     if (launcher_.helper) guards.push_back(*launcher_.helper);
-    if (launcher_.exporter > 0) guards.push_back(launcher_.exporter);
+    for (const pid_t own : {launcher_.exporter, launcher_.status_writer}) {
+      if (own > 0) guards.push_back(own);
+    }
     end_orphans(rank.guard.pid, guards);
     rank.empty = true;
     if (!rank.ended) {

@@ -39,7 +39,9 @@ struct LauncherState {
   std::optional<ControlSocket> control;
   std::optional<pid_t> helper;  // of LaunchOptions::on_met
   monitoring::JobBoard& board;
-  pid_t exporter = -1;  // of LaunchOptions::metrics; -1: none
+  // Of LaunchOptions::metrics; -1: none.
+  pid_t exporter = -1;
+  pid_t status_writer = -1;
   /// When the ranks were told to end for a change, or the new ones started
   /// after a failure; until one has done a step.
   std::optional<TimePoint> change_began;
@@ -129,6 +131,7 @@ class Job {
   const Restarts& restarts_;
   Watched* const watched_;
   TimePoint looked_{std::chrono::steady_clock::now()};
+  bool knows_peak_ = false;
   const cluster::MemoryGroup memory_before_ = cluster::memory_group();
   ScratchFolder scratch_;
   Screen screen_;

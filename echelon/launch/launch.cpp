@@ -21,6 +21,7 @@
 #include "echelon/launch/restarts.h"
 #include "echelon/launch/signals.h"
 #include "echelon/monitoring/exporter.h"
+#include "echelon/monitoring/status_writer.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
@@ -109,12 +110,13 @@ struct BeforeResize {
 // Runs generation after generation until one ends the job.
 int run_job(
     const LaunchOptions& options, Hosts hosts, const HealthBefore& at_start,
-    monitoring::JobBoard& board, pid_t exporter) {
+    monitoring::JobBoard& board, pid_t exporter, pid_t status_writer) {
   const auto last_step = [&]() -> std::optional<int64_t> {
     if (!options.last_step) return std::nullopt;
     return options.last_step();
   };
-  LauncherState launcher{.board = board, .exporter = exporter};
+  LauncherState launcher{
+      .board = board, .exporter = exporter, .status_writer = status_writer};
   try {
     const std::string socket = options.control ? options.control() : "";
     if (!socket.empty()) launcher.control.emplace(socket);
@@ -186,6 +188,7 @@ int run_job(
     Outcome outcome = job.run();
     if (job.hung()) least_hang *= 2;
     const auto step = last_step();
+    if (outcome.cause) board.note_failure(line_of(*outcome.cause));
     if (!hosts.coordinates()) {
       // Another host decides. This one counts too: it may be the next to
       // decide.
@@ -293,10 +296,20 @@ int run(const LaunchOptions& options) {
         exporter->is_loopback() ? ""
                                 : ", for everyone who reaches that address");
   }
+  const monitoring::StatusWriter status(options.metrics, board);
   const bool alone = options.num_nodes == 1 && !options.joins;
-  return run_job(
-      options, alone ? Hosts() : Hosts::meet(options), at_start, board,
-      exporter ? exporter->pid() : -1);
+  try {
+    const int exit_code = run_job(
+        options, alone ? Hosts() : Hosts::meet(options), at_start, board,
+        exporter ? exporter->pid() : -1, status.pid());
+    board.end(exit_code);
+    return exit_code;
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    board.note_failure(text.substr(0, text.find('\n')));
+    board.end(static_cast<int>(error.exit_code()));
+    throw;
+  }
 }
 
 }  // namespace echelon::launch

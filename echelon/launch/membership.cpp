@@ -109,7 +109,7 @@ void Hosts::take_caller(HostListener::Caller caller) {
       if (coordinates_ && generation_ < 0) {
         other_ = Endpoint{place.at(0), place.at(1)};
       }
-      tell_to_wait(newcomer.link);
+      tell_to_wait(newcomer);
       return;
     }
     reason = take_hello(newcomer, message);
@@ -126,19 +126,25 @@ void Hosts::take_caller(HostListener::Caller caller) {
     return;
   }
   if (!coordinates_ && newcomer.node >= 0 && newcomer.node < node_) {
+    if (regrouping_) other_ = newcomer.place;
     newcomer.link.say({{"regrouping", true}});
     return;
   }
-  tell_to_wait(newcomer.link);
+  tell_to_wait(newcomer);
+  // It has given up the connection before.
+  if (newcomer.node >= 0) {
+    std::erase_if(
+        waiting_, [&](const Peer& peer) { return peer.node == newcomer.node; });
+  }
   waiting_.push_back(std::move(newcomer));
 }
 
 // For a host that waits: whether the job runs without it, and which hosts it
-// may ask when this one is lost.
-void Hosts::tell_to_wait(HostLink& link) const {
-  link.say(
+// may ask when this one is lost. One of this generation knows them.
+void Hosts::tell_to_wait(Peer& peer) const {
+  peer.link.say(
       {{"waiting", coordinates_ && generation_ >= 0}, {"of", members_.size()}});
-  link.say_lines(member_lines_);
+  if (peer.node < 0) peer.link.say_lines(member_lines_);
 }
 
 // The text that tells others of them is made once: it is as long as the job has
@@ -246,12 +252,12 @@ std::string Hosts::missing() const {
     return format("{} of {}", counted(least - count, "more host"), least);
   }
   constexpr int kShown = 8;
-  std::set<int> present;
-  for (const Peer& peer : peers_) present.insert(peer.wanted);
+  std::set<int> came;
+  for (const Peer& peer : peers_) came.insert(peer.wanted);
   std::string text;
   int absent = 0;
   for (int node = 1; node < options_->num_nodes; ++node) {
-    if (present.contains(node)) continue;
+    if (came.contains(node)) continue;
     if (absent < kShown) {
       text += (absent == 0 ? "" : ", ") + std::to_string(node);
     }
@@ -261,21 +267,31 @@ std::string Hosts::missing() const {
   return (absent == 1 ? "node " : "nodes ") + text;
 }
 
-// The hosts of the last generation that are together, this one included.
-int Hosts::present() const {
-  std::set<int> nodes = {node_};
+// Which hosts of the last generation are together, this one included.
+std::vector<bool> Hosts::present() const {
+  std::vector<bool> nodes(members_.size());
+  nodes[static_cast<size_t>(node_)] = true;
   for (const auto* list : {&peers_, &waiting_}) {
     for (const Peer& peer : *list) {
-      if (peer.node >= 0 && peer.link.is_open()) nodes.insert(peer.node);
+      if (peer.node >= 0 && peer.link.is_open()) {
+        nodes[static_cast<size_t>(peer.node)] = true;
+      }
     }
   }
-  return static_cast<int>(nodes.size());
+  return nodes;
 }
 
-// Serves the connections. False when a signal has ended the job.
-bool Hosts::wait(SignalFile& signals, int timeout_ms) {
+// Serves the connections, until something comes there or for one of `more`.
+// False when a signal has ended the job.
+bool Hosts::wait(
+    SignalFile& signals, int timeout_ms, const std::vector<pollfd>& more) {
   std::vector<pollfd> files = {{signals.fd(), POLLIN, 0}};
   add_files(files);
+  files.insert(files.end(), more.begin(), more.end());
+  if (std::ranges::any_of(
+          peers_, [](const Peer& peer) { return peer.link.has_message(); })) {
+    timeout_ms = 0;
+  }
   if (const auto next = deadline()) {
     timeout_ms = std::min(
         timeout_ms,
@@ -317,7 +333,8 @@ std::optional<JobStart> Hosts::next(bool may_restart, SignalFile& signals) {
     if (start || exit_code_ >= 0) return start;
     if (other_) {
       const Endpoint place = *std::exchange(other_, std::nullopt);
-      if (follow(place)) continue;
+      if (follow(place, signals)) continue;
+      if (exit_code_ >= 0) return std::nullopt;
     }
     if (generation_ < 0) {
       if (coordinates_) continue;
@@ -337,9 +354,11 @@ std::optional<JobStart> Hosts::gather(bool may_restart, SignalFile& signals) {
   const bool first = generation_ < 0;
   const int most = options_->num_nodes;
   const int least = least_nodes(*options_);
-  if (!first && !std::exchange(has_quorum_, false) &&
-      !have_quorum(present(), num_hosts(), /*dead=*/0, /*coordinator=*/true)) {
-    return std::nullopt;
+  if (!first && !std::exchange(has_quorum_, false)) {
+    const auto together = static_cast<int>(std::ranges::count(present(), true));
+    if (!have_quorum(together, num_hosts(), /*dead=*/0, /*coordinator=*/true)) {
+      return std::nullopt;
+    }
   }
   for (Peer& peer : peers_) {
     if (!peer.leaves) continue;
@@ -350,8 +369,12 @@ std::optional<JobStart> Hosts::gather(bool may_restart, SignalFile& signals) {
   const Deadline deadline(options_->join_timeout);
   std::optional<Deadline> last_call;
   for (;;) {
-    std::erase_if(
-        peers_, [](const Peer& peer) { return !peer.link.is_open(); });
+    std::erase_if(peers_, [&](const Peer& peer) {
+      return !peer.link.is_open() ||
+             (peer.node >= 0 &&
+              std::ranges::find(waiting_, peer.node, &Peer::node) !=
+                  waiting_.end());
+    });
     // The ranks start anew in any case.
     for (size_t left = newcomers(/*change=*/0); left > 0; --left) {
       peers_.push_back(std::move(waiting_.front()));
@@ -450,7 +473,7 @@ bool Hosts::choose_layout() {
   const int total = total_ranks();
   if (!has_layout(total) &&
       static_cast<int>(peers_.size()) + 1 > least_nodes(*options_)) {
-    tell_to_wait(peers_.back().link);
+    tell_to_wait(peers_.back());
     waiting_.push_back(std::move(peers_.back()));
     peers_.pop_back();
     return false;
@@ -504,7 +527,10 @@ JobStart Hosts::start_generation(bool may_restart) {
       {"layout", layout_},
       {"may_restart", may_restart_},
       {"hosts", num_hosts()}};
-  for (Peer& peer : waiting_) tell_to_wait(peer.link);
+  for (Peer& peer : waiting_) {
+    peer.node = -1;  // of the generation before
+    tell_to_wait(peer);
+  }
   int first_rank = 0;
   for (Peer& peer : peers_) {
     first_rank += members_[static_cast<size_t>(peer.node) - 1].num_ranks;

@@ -129,6 +129,9 @@ struct LaunchOptions {
   /// seconds; 0: not known; none: not known yet. Returns at once. Null: hosts
   /// that come are taken in whatever a step takes then.
   std::function<std::optional<double>(int)> step_seconds;
+  /// How long one would take if all devices computed at their peak; the same.
+  /// Null: it is not known.
+  std::function<std::optional<double>(int)> peak_seconds;
   /// Prepares the program for a layout that resize() has returned (empty: the
   /// command's), on each host before its ranks start. `coordinates`: this host
   /// is the first of them.

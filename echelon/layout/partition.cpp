@@ -9,7 +9,9 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <optional>
+#include <queue>
 #include <utility>
 
 #include "echelon/error.h"
@@ -44,6 +46,21 @@ void check_counts(size_t layers, size_t slices) {
         counted(layers, "layer"), counted(slices, "slice"),
         layers == 0 ? "a model that has layers"
                     : format("{} or fewer slices", layers)));
+  }
+}
+
+void check_speeds(const std::vector<double>& speeds, size_t slices) {
+  if (speeds.size() != 0 && speeds.size() != slices) {
+    throw ConfigError(format(
+        "{} for {}; give one for each, or none",
+        counted(speeds.size(), "speed"), counted(slices, "slice")));
+  }
+  for (size_t s = 0; s < speeds.size(); ++s) {
+    if (!(speeds[s] > 0.0) || speeds[s] == kInfinity) {
+      throw ConfigError(format(
+          "the speed of slice {} is {}; speeds are finite and above 0", s,
+          format_number(speeds[s])));
+    }
   }
 }
 
@@ -131,11 +148,15 @@ class Needs {
 class Partitions {
  public:
   Partitions(
-      const std::vector<double>& costs, size_t slices, const Needs* needs)
+      const std::vector<double>& costs, size_t slices, const Needs* needs,
+      const std::vector<double>& speeds = {})
       : sums_(running_sums(costs)),
         layers_(costs.size()),
         slices_(slices),
-        needs_(needs) {}
+        speeds_(speeds.empty() ? std::vector<double>(slices, 1.0) : speeds),
+        needs_(needs) {
+    largest_layer_ = *std::ranges::max_element(costs);
+  }
 
   void set_bound(double cost, double share) {
     cost_ = cost;
@@ -155,13 +176,18 @@ class Partitions {
     return partition;
   }
 
-  double cost(size_t begin, size_t end) const {
-    return sums_[end] - sums_[begin];
+  double cost(size_t slice, size_t begin, size_t end) const {
+    return (sums_[end] - sums_[begin]) / speeds_[slice];
+  }
+  // No partition has a largest cost below that.
+  double least_cost() const {
+    return std::max(
+        largest_layer_ / *std::ranges::max_element(speeds_), mean_from(0, 0));
   }
   double largest_cost(const std::vector<size_t>& partition) const {
     double largest = 0.0;
     for (size_t s = 0; s < slices_; ++s) {
-      largest = std::max(largest, cost(partition[s], partition[s + 1]));
+      largest = std::max(largest, cost(s, partition[s], partition[s + 1]));
     }
     return largest;
   }
@@ -174,11 +200,16 @@ class Partitions {
     }
     return largest;
   }
-  double total() const { return sums_.back(); }
 
  private:
+  // The cost of each slice from `slice` on, if they could all have the same.
+  double mean_from(size_t slice, size_t begin) const {
+    double speed = 0.0;
+    for (size_t s = slice; s < slices_; ++s) speed += speeds_[s];
+    return (sums_.back() - sums_[begin]) / speed;
+  }
   bool fits(size_t slice, size_t begin, size_t end) const {
-    return cost(begin, end) <= cost_ &&
+    return cost(slice, begin, end) <= cost_ &&
            (needs_ == nullptr ||
             needs_->need(slice, begin, end) <= share_ * needs_->limit(slice));
   }
@@ -191,12 +222,14 @@ class Partitions {
     for (size_t i = 0; i < slices_; ++i) {
       size_t end = farthest_[i];
       const size_t last = layers_ - (slices_ - i - 1);
-      while (end < last && cost(farthest_[i], end + 1) <= cost_) ++end;
+      while (end < last && cost(i, farthest_[i], end + 1) <= cost_) ++end;
       farthest_[i + 1] = end;
     }
     for (size_t i = slices_; i > 0; --i) {
       size_t begin = nearest_[i];
-      while (begin > i - 1 && cost(begin - 1, nearest_[i]) <= cost_) --begin;
+      while (begin > i - 1 && cost(i - 1, begin - 1, nearest_[i]) <= cost_) {
+        --begin;
+      }
       nearest_[i - 1] = begin;
     }
   }
@@ -233,7 +266,7 @@ class Partitions {
     const auto& next = completable_[slice + 1];
     const size_t low = nearest_[slice + 1];
     const auto left = static_cast<double>(slices_ - slice);
-    const double mean = (total() - sums_[begin]) / left;
+    const double mean = mean_from(slice, begin);
     const double mean_count = static_cast<double>(layers_ - begin) / left;
     std::pair<double, double> best{kInfinity, kInfinity};
     size_t best_end = begin;
@@ -242,7 +275,7 @@ class Partitions {
       if (!fits(slice, begin, end)) break;
       if (!next[end - low]) continue;
       const std::pair<double, double> distance{
-          std::abs(cost(begin, end) - mean),
+          std::abs(cost(slice, begin, end) - mean),
           std::abs(static_cast<double>(end - begin) - mean_count)};
       if (distance < best) {
         best = distance;
@@ -255,6 +288,8 @@ class Partitions {
   std::vector<double> sums_;
   size_t layers_;
   size_t slices_;
+  std::vector<double> speeds_;
+  double largest_layer_ = 0.0;
   const Needs* needs_;
   double cost_ = kInfinity;
   double share_ = 1.0;
@@ -288,13 +323,9 @@ smallest(double lowest, const Probe& probe, const BoundOf& bound_of) {
   return best;
 }
 
-std::optional<std::vector<size_t>> smallest_cost(
-    Partitions& partitions, const std::vector<double>& costs, size_t slices) {
-  const double lowest = std::max(
-      *std::ranges::max_element(costs),
-      partitions.total() / static_cast<double>(slices));
+std::optional<std::vector<size_t>> smallest_cost(Partitions& partitions) {
   return smallest(
-      lowest,
+      partitions.least_cost(),
       [&](double bound) {
         partitions.set_bound(bound, 1.0);
         return partitions.find();
@@ -363,29 +394,47 @@ with_beginnings(const std::vector<std::string>& names) {
   return all;
 }
 
+int64_t sum_of(const std::vector<int64_t>& shares) {
+  return std::accumulate(shares.begin(), shares.end(), int64_t{0});
+}
+
+// Gives each its share rounded down, unless at least 1 for each is too many.
+void begin_with_whole_parts(
+    int64_t units, const std::vector<double>& weights,
+    std::vector<int64_t>& shares) {
+  const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<int64_t> parts;
+  for (const double weight : weights) {
+    const double part = std::floor(static_cast<double>(units) * weight / all);
+    parts.push_back(std::max<int64_t>(1, static_cast<int64_t>(part)));
+  }
+  if (sum_of(parts) <= units) shares = parts;
+}
+
 }  // namespace
 
 std::vector<size_t> balance(const std::vector<double>& costs, size_t slices) {
   check_counts(costs.size(), slices);
   check_costs(costs);
   Partitions partitions(costs, slices, nullptr);
-  return *smallest_cost(partitions, costs, slices);
+  return *smallest_cost(partitions);
 }
 
 std::vector<size_t> balance(
-    const std::vector<double>& costs, size_t slices,
-    const SliceMemory& memory) {
+    const std::vector<double>& costs, size_t slices, const SliceMemory& memory,
+    const std::vector<double>& speeds) {
   check_counts(costs.size(), slices);
   check_costs(costs);
+  check_speeds(speeds, slices);
   const Needs needs(memory, costs.size(), slices);
-  if (!needs.limited()) return balance(costs, slices);
-  Partitions partitions(costs, slices, &needs);
   // The best partition mostly keeps the limits.
-  Partitions free(costs, slices, nullptr);
-  const auto unlimited = *smallest_cost(free, costs, slices);
-  if (partitions.largest_share(unlimited) <= 1.0) return unlimited;
-  if (auto partition = smallest_cost(partitions, costs, slices))
-    return *partition;
+  Partitions free(costs, slices, nullptr, speeds);
+  const auto unlimited = *smallest_cost(free);
+  Partitions partitions(costs, slices, &needs, speeds);
+  if (!needs.limited() || partitions.largest_share(unlimited) <= 1.0) {
+    return unlimited;
+  }
+  if (auto partition = smallest_cost(partitions)) return *partition;
   return balance_memory(slices, memory);  // throws
 }
 
@@ -481,6 +530,29 @@ std::vector<size_t> partition_at(
   }
   partition.push_back(names.size());
   return partition;
+}
+
+std::vector<int64_t> share_out(
+    int64_t units, const std::vector<double>& weights,
+    const std::vector<double>& taken) {
+  if (units < static_cast<int64_t>(weights.size())) return {};
+  std::vector<int64_t> shares(weights.size(), 1);
+  if (taken.empty()) begin_with_whole_parts(units, weights, shares);
+  // The ratio with one unit more. The least is next; ties keep their order.
+  using Next = std::pair<double, size_t>;
+  std::priority_queue<Next, std::vector<Next>, std::greater<>> next;
+  const auto push = [&](size_t i) {
+    const double there = taken.empty() ? 0 : taken[i];
+    next.emplace((static_cast<double>(shares[i] + 1) + there) / weights[i], i);
+  };
+  for (size_t i = 0; i < weights.size(); ++i) push(i);
+  for (auto left = units - sum_of(shares); left > 0; --left) {
+    const size_t i = next.top().second;
+    next.pop();
+    ++shares[i];
+    push(i);
+  }
+  return shares;
 }
 
 }  // namespace echelon

@@ -1,5 +1,6 @@
 // Partitions a list of layers into contiguous slices, one for each pipeline
-// stage or device: by balance, within memory, or where the user says.
+// stage or device: by balance, within memory, or where the user says. And
+// divides whole units, such as the samples of a batch, by weight.
 //
 //   partition = balance({1, 1, 1, 3}, 2)      // {0, 3, 4}: layers 0 to 2, and
 //   3
@@ -41,8 +42,12 @@ std::vector<size_t> balance(const std::vector<double>& costs, size_t slices);
 
 /// The same among the partitions that fit the memory. Throws ConfigError when
 /// none fits; the message shows what each slice of the nearest one needs.
+///
+///   speeds  by slice, above 0: the cost of a slice is the sum over its layers
+///           divided by its speed; empty: all are alike
 std::vector<size_t> balance(
-    const std::vector<double>& costs, size_t slices, const SliceMemory& memory);
+    const std::vector<double>& costs, size_t slices, const SliceMemory& memory,
+    const std::vector<double>& speeds = {});
 
 /// The partition that fills the memory evenly: the largest ratio of need to
 /// limit is the smallest possible. A slice without a limit gets the largest
@@ -67,5 +72,12 @@ void check_fits(
 std::vector<size_t> partition_at(
     const std::vector<std::string>& names,
     const std::vector<std::string>& first, size_t slices);
+
+/// Divides `units` into whole shares of 1 or more, one for each weight, so that
+/// the largest (share + taken) / weight is as small as possible. Empty when
+/// there are fewer units than weights.
+std::vector<int64_t> share_out(
+    int64_t units, const std::vector<double>& weights,
+    const std::vector<double>& taken = {});
 
 }  // namespace echelon

@@ -325,6 +325,7 @@ const std::vector<std::string>& matmul_operators() {
       "aten::_scaled_dot_product_efficient_attention",
       "aten::_scaled_dot_product_cudnn_attention",
       "aten::_scaled_dot_product_fused_attention_overrideable",
+      "echelon::context_attention",
       "echelon::column_linear",
       "echelon::row_linear",
       "echelon::vocab_embedding",

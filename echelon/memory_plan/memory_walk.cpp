@@ -301,7 +301,10 @@ class StepWalk {
           tie.layers, [&](size_t layer) { return has(layer); });
       const auto others = static_cast<int64_t>(tie.layers.size()) - own;
       if (own == 0 || others == 0) continue;
-      const int64_t ranks = job_.layout.dp_shard;
+      // Ranks of ep shard what is no expert too.
+      const auto& layout = job_.layout;
+      const int64_t ranks =
+          layout.dp_shard > 1 ? layout.dp_shard * layout.ep : 1;
       const int64_t bytes =
           (tie.numel + ranks - 1) / ranks * model_.master_bytes;
       tally_.moment(
@@ -407,7 +410,12 @@ std::vector<size_t> recompute_choices(
 
 RankPlan walk_step(
     const MemoryModel& model, const Job& job, const WalkOptions& options) {
-  return StepWalk(model, job, options).run();
+  // Ranks of cp hold and reduce parameters as the data-parallel ranks do.
+  Job held = job;
+  auto& sharers =
+      shards_state(job) ? held.layout.dp_shard : held.layout.dp_replicate;
+  sharers *= std::exchange(held.layout.cp, 1);
+  return StepWalk(model, held, options).run();
 }
 
 }  // namespace echelon::memory_plan::detail

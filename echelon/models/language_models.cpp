@@ -41,6 +41,17 @@ using torch::Tensor;
 // caches the mask of the last documents that it was asked for.
 class DocumentMasks {
  public:
+  // Whether there are several documents: some number is not zero.
+  bool has_borders(const Tensor& documents) {
+    const std::lock_guard lock(mutex_);
+    auto* asked = documents.unsafeGetTensorImpl();
+    if (asked_borders_.lock().get() != asked) {
+      borders_ = !documents.is_meta() && documents.any().item<bool>();
+      asked_borders_ = weak(asked);
+    }
+    return borders_;
+  }
+
   // document_mask(documents, dtype). `zeros_have_none`: documents of zeros,
   // which stand for no borders, have no mask; the result is then undefined.
   Tensor
@@ -52,16 +63,22 @@ class DocumentMasks {
     const bool masked = !zeros_have_none ||
                         (!documents.is_meta() && documents.any().item<bool>());
     mask_ = masked ? document_mask(documents, dtype) : Tensor();
-    documents_ = c10::weak_intrusive_ptr<c10::TensorImpl>(
-        c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(asked));
+    documents_ = weak(asked);
     dtype_ = dtype;
     return mask_;
   }
 
  private:
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl>;
+
+  static Weak weak(c10::TensorImpl* tensor) {
+    return Weak(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(tensor));
+  }
+
   std::mutex mutex_;
-  c10::weak_intrusive_ptr<c10::TensorImpl> documents_{
-      c10::intrusive_ptr<c10::TensorImpl>()};
+  Weak asked_borders_{c10::intrusive_ptr<c10::TensorImpl>()};
+  bool borders_ = false;
+  Weak documents_{c10::intrusive_ptr<c10::TensorImpl>()};
   torch::ScalarType dtype_ = torch::kFloat32;
   Tensor mask_;
 };
@@ -128,20 +145,29 @@ struct TokenTuple {
 };
 
 // Batch and sequence length of the tokens. The mask is not set. Throws
-// ConfigError when tokens are sharded and there are no documents.
+// ConfigError when tokens are sharded or cut and there are no documents.
 AttentionFrame frame_of(
     const TokenTuple& tuple, const LanguageContext& context,
     const std::string& layer) {
   const auto& like = tuple.documents.defined() ? tuple.documents : tuple.x;
-  const bool known = tuple.documents.defined() ||
-                     (!context.parallel.splits_tokens() && like.dim() >= 2);
+  const auto& cut = context.parallel.context;
+  const bool known =
+      tuple.documents.defined() ||
+      (!context.parallel.splits_tokens() && !cut.is_used() && like.dim() >= 2);
   if (!known) {
     throw ConfigError(format(
         "layer \"{}\" is given {}; it takes tokens [batch, sequence, …], or "
-        "sharded ones and documents [batch, sequence], which give their shape",
+        "sharded or cut ones and documents [batch, sequence], which give their "
+        "shape",
         layer, describe(tuple.with(tuple.x))));
   }
-  return {.batch = like.size(0), .sequence = like.size(1), .keys = tuple.keys};
+  AttentionFrame frame{
+      .batch = like.size(0), .sequence = like.size(1), .keys = tuple.keys};
+  if (cut.is_used()) {  // documents are whole, tokens are this rank's
+    frame.total = frame.sequence;
+    frame.sequence = cut.length_of(frame.total);
+  }
+  return frame;
 }
 
 // x [batch, sequence, hidden], or its sharded tokens, with dropout if
@@ -157,10 +183,13 @@ Tensor drop(
         "behind the tokens; give it, or call eval()",
         name, context.shape.dropout));
   }
-  return dropout(
-      x, frame.keys,
+  const bool flat = context.parallel.context.is_used() && x.dim() == 3;
+  const auto dropped = dropout(
+      flat ? x.flatten(0, 1) : x, frame.keys,
       {.probability = context.shape.dropout, .stream = dropout_stream(name)},
-      place_of_tokens(context.parallel, frame.batch, frame.sequence));
+      place_of_tokens(
+          context.parallel, frame.batch, frame.sequence, frame.total));
+  return flat ? dropped.view(x.sizes()) : dropped;
 }
 
 // A transformer block: attention, then the MLP, each after its norm and added
@@ -174,7 +203,11 @@ class TransformerBlock : public torch::nn::Module {
   Tensors forward(const Tensors& inputs) {
     TokenTuple tuple(inputs, name_);
     auto frame = frame_of(tuple, context_, name_);
-    if (tuple.documents.defined()) {
+    if (context_.parallel.context.is_used()) {
+      if (context_.masks->has_borders(tuple.documents)) {
+        frame.documents = tuple.documents;
+      }
+    } else if (tuple.documents.defined()) {
       frame.mask = context_.masks->get(
           tuple.documents, tuple.x.scalar_type(),
           context_.parallel.splits_tokens());

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -21,6 +22,12 @@ struct ExporterOptions {
   /// Where `echelon train` writes; empty: a program of the user's.
   std::filesystem::path folder;
   bool saves = false;  // the run saves checkpoints
+  /// A file that has the page's text while the job runs, for the textfile
+  /// collector of Prometheus' node exporter; empty: none (status_writer.h).
+  std::filesystem::path text_file;
+  /// Called about once a minute in the process that writes what others read,
+  /// which runs after the ranks; it throws nothing. Null: nothing is called.
+  std::function<void()> each_minute;
 };
 
 class Exporter {

@@ -11,6 +11,11 @@
 #include "echelon/text/format.h"
 
 namespace echelon::monitoring {
+namespace {
+
+constexpr size_t kFailureBytes = 400;
+
+}  // namespace
 
 // Zeros are a board on which nothing is written yet.
 struct JobBoard::Shared {
@@ -19,6 +24,14 @@ struct JobBoard::Shared {
   std::array<std::atomic<uint64_t>, kNumRestartReasons> restarts;
   std::array<std::atomic<uint64_t>, kRecoveryBounds.size() + 1> recoveries;
   std::atomic<uint64_t> recovery_ns;
+  // The text number `failures` is in the place failures % 2, so that a reader
+  // never sees one that is being written.
+  std::atomic<uint64_t> failures;
+  std::array<std::array<char, kFailureBytes>, 2> failure;
+  std::atomic<bool> ended;
+  std::atomic<int> exit_code;
+  std::array<std::atomic<uint64_t>, kNumTimedParts> time_ns;
+  std::atomic<double> peak_seconds;
 };
 
 std::string to_string(RestartReason reason) {
@@ -91,6 +104,8 @@ void JobBoard::begin(const Generation& generation) {
   board.num_hosts = generation.num_hosts;
   board.generation = generation.number;
   board.coordinates = generation.coordinates;
+  board.peak_seconds = 0;
+  seen_ = {};
   began_ = true;
 }
 
@@ -113,6 +128,10 @@ void JobBoard::set_progress(const std::vector<RankProgress>& ranks) {
     slots()[i].collectives = rank.collectives;
     slots()[i].phase = rank.phase;
   }
+  for (size_t i = 0; !ranks.empty() && i < kNumTimedParts; ++i) {
+    const uint64_t now = ranks[0].time_ns[i];
+    shared().time_ns[i] += now - std::exchange(seen_[i], now);
+  }
   // The ranks that stopped have made progress too, before.
   if (!progress || !began_ || !std::exchange(recovers_, false)) return;
   const std::chrono::duration<double> time = Clock::now() - stopped_;
@@ -123,6 +142,10 @@ void JobBoard::set_progress(const std::vector<RankProgress>& ranks) {
   ++shared().recoveries[static_cast<size_t>(at)];
 }
 
+void JobBoard::set_peak_seconds(double seconds) {
+  shared().peak_seconds = seconds;
+}
+
 void JobBoard::count_restart(RestartReason reason) {
   ++shared().restarts[static_cast<size_t>(reason)];
 }
@@ -130,6 +153,19 @@ void JobBoard::count_restart(RestartReason reason) {
 void JobBoard::stop_training() {
   began_ = false;
   if (!std::exchange(recovers_, true)) stopped_ = Clock::now();
+}
+
+void JobBoard::note_failure(const std::string& line) {
+  const uint64_t number = shared().failures + 1;
+  auto& place = shared().failure[number % 2];
+  place.fill('\0');
+  std::copy_n(line.data(), std::min(line.size(), kFailureBytes - 1), &place[0]);
+  shared().failures = number;
+}
+
+void JobBoard::end(int exit_code) {
+  shared().exit_code = exit_code;
+  shared().ended = true;
 }
 
 JobFacts JobBoard::read() const {
@@ -148,6 +184,14 @@ JobFacts JobBoard::read() const {
     facts.recoveries.numbers[i] = board.recoveries[i];
   }
   facts.recoveries.sum = static_cast<double>(board.recovery_ns) / 1e9;
+  if (const uint64_t failures = board.failures; failures > 0) {
+    facts.failure = board.failure[failures % 2].data();
+  }
+  if (board.ended) facts.exit_code = board.exit_code;
+  for (size_t i = 0; i < facts.parts.size(); ++i) {
+    facts.parts[i] = static_cast<double>(board.time_ns[i]) / 1e9;
+  }
+  facts.peak_seconds = board.peak_seconds;
   const int first = board.first_rank;
   for (int i = 0; i < kept_ranks(board.num_ranks); ++i) {
     const Slot& slot = slots()[i];
@@ -155,7 +199,7 @@ JobFacts JobBoard::read() const {
         {first + i,
          slot.pid,
          slot.up,
-         {slot.count, slot.collectives, slot.phase}});
+         {slot.count, slot.collectives, slot.phase, {}}});
   }
   return facts;
 }

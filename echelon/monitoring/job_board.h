@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,13 @@ struct JobFacts {
   int generation = 0;
   std::array<uint64_t, kNumRestartReasons> restarts{};
   Durations recoveries;
+  std::string failure;           // the last one, in a line; empty: none
+  std::optional<int> exit_code;  // of the launcher, which ends with it
+  /// What its first rank has told of its time, in seconds since the launcher
+  /// started.
+  std::array<double, kNumTimedParts> parts{};
+  /// How long a step takes at the devices' peak; 0: not known.
+  double peak_seconds = 0;
 };
 
 class JobBoard {
@@ -91,10 +99,16 @@ class JobBoard {
   void rank_ended(int rank);
   /// Also ends a recovery, when a rank has made progress.
   void set_progress(const std::vector<RankProgress>& ranks);
+  /// Of the generation.
+  void set_peak_seconds(double seconds);
   void count_restart(RestartReason reason);
   /// Training stops, by a failure or a change: from here to the next progress
   /// it recovers. Of several calls the first counts.
   void stop_training();
+  /// What went wrong, in a line, of which the first bytes are kept.
+  void note_failure(const std::string& line);
+  /// The job is over.
+  void end(int exit_code);
 
   // The exporter's.
 
@@ -120,6 +134,7 @@ class JobBoard {
   // The launcher's alone.
   bool recovers_ = false;
   bool began_ = false;  // the generation after stop_training()
+  std::array<uint64_t, kNumTimedParts> seen_{};  // of the first rank's process
   Clock::time_point stopped_{};
 };
 

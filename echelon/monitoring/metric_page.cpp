@@ -5,9 +5,8 @@
 #include <cmath>
 #include <utility>
 
-#include "echelon/text/check.h"
+#include "echelon/monitoring/metric_text.h"
 #include "echelon/text/format.h"
-#include "echelon/text/plain.h"
 
 namespace echelon::monitoring {
 namespace {
@@ -50,13 +49,17 @@ constexpr auto kMetrics = std::to_array<Metric>({
     {"echelon_tokens_per_second", "gauge", "",
      "Tokens per second in the newest step of a language model, over all "
      "ranks."},
+    {"echelon_mfu_ratio", "gauge", "",
+     "Model FLOPs utilisation in the newest step: the FLOPs of the model over "
+     "those of the devices at their peak. Where a step can be predicted."},
     {"echelon_skipped_steps_total", "counter", "",
      "Steps of the run whose update was left out, since their loss or "
      "gradients were not finite."},
     {"echelon_phase_seconds_total", "counter", "phase",
-     "Time since the launcher started; phase data: steps waited for their "
-     "batch; compute: the rest of the steps, with communication; restart: no "
-     "rank made progress."},
+     "Time of rank 0 since the launcher started. Of steps, phase data: it "
+     "waited for the batch; communication: for other ranks; update: of the "
+     "parameters; compute: the rest, forward and backward. Between steps, "
+     "checkpoint: training stood still; restart: no rank made progress."},
     {"echelon_effective_time_ratio", "gauge", "",
      "Time of steps that were not lost over the time since the launcher "
      "started."},
@@ -78,84 +81,7 @@ constexpr auto kMetrics = std::to_array<Metric>({
      "Clock of the GPU's multiprocessors."},
 });
 
-using Labels = std::vector<std::pair<std::string_view, std::string>>;
-
-std::string number(double value) {
-  if (std::isnan(value)) return "NaN";
-  if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
-  return format("{}", value);
-}
-
-// A quoted label. Bytes that are not UTF-8 would spoil the whole page.
-std::string label_text(std::string_view text) {
-  std::string result = "\"";
-  for (const char c : plain(text)) {
-    if (c == '"' || c == '\\') result += '\\';
-    result += c;
-  }
-  return result + "\"";
-}
-
-class Page {
- public:
-  explicit Page(const std::string& run) : run_(label_text(run)) {}
-
-  /// The values that follow are this metric's.
-  void begin(std::string_view name) {
-    const auto* found = std::ranges::find(kMetrics, name, &Metric::name);
-    ECHELON_CHECK(found != kMetrics.end(), "metrics() lacks {}", name);
-    metric_ = found;
-    said_ = false;
-  }
-
-  void value(double value, const Labels& labels = {}) {
-    line("", labels, number(value));
-  }
-  void value(std::optional<double> maybe, const Labels& labels = {}) {
-    if (maybe) value(*maybe, labels);
-  }
-  void value(const Durations& durations) {
-    uint64_t sum = 0;
-    for (size_t i = 0; i < durations.numbers.size(); ++i) {
-      sum += durations.numbers[i];
-      const bool last = i == durations.bounds.size();
-      line(
-          "_bucket", {{"le", last ? "+Inf" : number(durations.bounds[i])}},
-          format("{}", sum));
-    }
-    line("_sum", {}, number(durations.sum));
-    line("_count", {}, format("{}", sum));
-  }
-
-  /// One metric with one value.
-  template <typename Value>
-  void one(std::string_view name, const Value& given) {
-    begin(name);
-    value(given);
-  }
-
-  std::string take() { return std::move(text_); }
-
- private:
-  void line(
-      std::string_view suffix, const Labels& labels, const std::string& value) {
-    if (!std::exchange(said_, true)) {
-      text_ += format(
-          "# HELP {} {}\n# TYPE {} {}\n", metric_->name, metric_->help,
-          metric_->name, metric_->type);
-    }
-    text_ += format("{}{}{{run={}", metric_->name, suffix, run_);
-    for (const auto& [name, label] : labels) {
-      text_ += format(",{}={}", name, label_text(label));
-    }
-    text_ += format("}} {}\n", value);
-  }
-
-  const std::string run_;
-  const Metric* metric_ = nullptr;
-  bool said_ = false;
-  std::string text_;
-};
+using Page = MetricText;
 
 void add_ranks(Page& page, const Observed& observed) {
   const auto& ranks = observed.job.ranks;
@@ -197,16 +123,27 @@ void add_run(Page& page, const Observed& observed, const RunFigures& run) {
   page.one("echelon_learning_rate", run.learning_rate);
   page.one("echelon_samples_per_second", run.samples_per_second);
   page.one("echelon_tokens_per_second", run.tokens_per_second);
+  const JobFacts& job = observed.job;
+  if (job.peak_seconds > 0 && run.newest_seconds.value_or(0) > 0) {
+    page.one("echelon_mfu_ratio", job.peak_seconds / *run.newest_seconds);
+  }
   if (run.skipped_steps) {
     page.one(
         "echelon_skipped_steps_total", static_cast<double>(*run.skipped_steps));
   }
   page.begin("echelon_phase_seconds_total");
   page.value(run.data_seconds, {{"phase", "data"}});
-  page.value(
-      std::max(0.0, run.step_seconds.sum - run.data_seconds),
-      {{"phase", "compute"}});
-  page.value(observed.job.recoveries.sum, {{"phase", "restart"}});
+  double rest = run.step_seconds.sum - run.data_seconds;
+  const auto part = [&](TimedPart one, const char* name) {
+    const double seconds = job.parts[static_cast<size_t>(one)];
+    if (seconds > 0) page.value(seconds, {{"phase", name}});
+    return seconds;
+  };
+  rest -= part(TimedPart::communication, "communication");
+  rest -= part(TimedPart::update, "update");
+  page.value(std::max(0.0, rest), {{"phase", "compute"}});
+  part(TimedPart::checkpoint, "checkpoint");
+  page.value(job.recoveries.sum, {{"phase", "restart"}});
   if (observed.up_seconds > 0) {
     page.one(
         "echelon_effective_time_ratio",
@@ -256,7 +193,7 @@ std::span<const Metric> metrics() {
 
 std::string metric_page(const Observed& observed) {
   const JobFacts& job = observed.job;
-  Page page(observed.run);
+  Page page(kMetrics, {{"run", observed.run}});
   page.one("echelon_start_time_seconds", observed.started);
   add_ranks(page, observed);
   add_gpus(page, observed);

@@ -9,21 +9,14 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "echelon/cluster/local_machine.h"
+#include "echelon/cluster/nvml.h"
 #include "echelon/monitoring/job_board.h"
+#include "echelon/monitoring/metric_text.h"
 #include "echelon/monitoring/run_tail.h"
 
 namespace echelon::monitoring {
-
-struct Metric {
-  std::string_view name;
-  std::string_view type;    // counter, gauge or histogram
-  std::string_view labels;  // besides `run`: "rank, host"
-  std::string_view help;
-};
 
 /// All that a page may have.
 std::span<const Metric> metrics();

@@ -58,28 +58,39 @@ take_until(std::string_view& text, std::string_view end, bool& found) {
   return taken;
 }
 
-// Of the lines after the first: 0 when they are as they should be.
-int status_of_headers(std::string_view lines, bool needs_host) {
+// Of the lines after the first. False when they are not as they should be;
+// `request.status` then says how.
+bool read_headers(
+    std::string_view lines, bool needs_host, PageRequest& request) {
+  const auto refuse = [&](int status) {
+    request.status = status;
+    return false;
+  };
   int hosts = 0;
   while (!lines.empty()) {
     bool found = false;
     std::string_view value = take_until(lines, "\r\n", found);
     const std::string_view name = take_until(value, ":", found);
-    if (!found || !is_token(name)) return 400;
+    if (!found || !is_token(name)) return refuse(400);
     value = trimmed(value);
-    if (!is_visible(value, " \t")) return 400;
+    if (!is_visible(value, " \t")) return refuse(400);
     const std::string key = lower(name);
-    if (key == "host" && ++hosts > 1) return 400;
-    if (key == "transfer-encoding") return 501;
-    if (key == "content-length" && value != "0") return 413;
+    if (key == "host" && ++hosts > 1) return refuse(400);
+    if (key == "transfer-encoding") return refuse(501);
+    if (key == "content-length" && value != "0") return refuse(413);
+    request.headers.emplace(key, value);
   }
-  return needs_host && hosts == 0 ? 400 : 0;
+  return !needs_host || hosts > 0 || refuse(400);
 }
 
 std::string_view reason_of(int status) {
   switch (status) {
     case 200:
       return "OK";
+    case 303:
+      return "See Other";
+    case 401:
+      return "Unauthorized";
     case 404:
       return "Not Found";
     case 405:
@@ -97,39 +108,54 @@ std::string_view reason_of(int status) {
   }
 }
 
+std::string
+head_of(int status, std::string_view type, size_t size, std::string_view more) {
+  return format(
+      "HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n"
+      "Connection: close\r\nCache-Control: no-store\r\n"
+      "X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n"
+      "{}\r\n",
+      status, reason_of(status), type, size, more);
+}
+
 }  // namespace
 
-std::optional<int> status_of(std::string_view request, std::string_view path) {
-  const size_t end = request.find("\r\n\r\n");
+std::optional<PageRequest> read_request(std::string_view bytes) {
+  PageRequest request;
+  const auto refuse = [&](int status) {
+    request.status = status;
+    return request;
+  };
+  const size_t end = bytes.find("\r\n\r\n");
   if (end == std::string_view::npos) {
-    if (request.size() >= PageServer::kMostRequestBytes) return 431;
+    if (bytes.size() >= PageServer::kMostRequestBytes) return refuse(431);
     return std::nullopt;
   }
-  std::string_view lines = request.substr(0, end + 2);
+  std::string_view lines = bytes.substr(0, end + 2);
   bool first = false, second = false;
   std::string_view version = take_until(lines, "\r\n", first);
   const std::string_view method = take_until(version, " ", first);
   std::string_view target = take_until(version, " ", second);
   if (!first || !second || !is_token(method) || target.empty() ||
       !is_visible(target, "")) {
-    return 400;
+    return refuse(400);
   }
   if (version != "HTTP/1.1" && version != "HTTP/1.0") {
-    return version.starts_with("HTTP/") && is_visible(version, "") ? 505 : 400;
+    const bool other = version.starts_with("HTTP/") && is_visible(version, "");
+    return refuse(other ? 505 : 400);
   }
-  if (const int status = status_of_headers(lines, version == "HTTP/1.1")) {
-    return status;
-  }
-  if (method != "GET") return 405;
-  return target.substr(0, target.find('?')) == path ? 200 : 404;
+  if (!read_headers(lines, version == "HTTP/1.1", request)) return request;
+  if (method != "GET") return refuse(405);
+  request.path = take_until(target, "?", first);
+  request.query = target;
+  return request;
 }
 
 PageServer::PageServer(
-    FileDescriptor listener, std::string path,
-    std::function<std::string()> make)
-    : listener_(std::move(listener)),
-      path_(std::move(path)),
-      make_(std::move(make)) {}
+    FileDescriptor listener, std::vector<ServedPage> pages, PageGuard guard)
+    : listener_(std::move(listener)), guard_(std::move(guard)) {
+  for (ServedPage& page : pages) pages_.push_back({std::move(page)});
+}
 
 void PageServer::serve(milliseconds at_most) {
   const auto now = Clock::now();
@@ -199,33 +225,46 @@ bool PageServer::read(Connection& connection) {
   if (size < 0) return errno == EAGAIN || errno == EINTR;
   if (size == 0) return false;
   connection.request.append(bytes, static_cast<size_t>(size));
-  const auto status = status_of(connection.request, path_);
-  if (!status) return true;
-  answer(connection, *status);
+  const auto request = read_request(connection.request);
+  if (!request) return true;
+  answer(connection, *request);
   return write(connection);
 }
 
-void PageServer::answer(Connection& connection, int status) {
-  std::string_view type = "text/plain; charset=utf-8";
-  if (status == 200) {
-    const auto now = Clock::now();
-    if (!page_ || now - made_ > kPageAge) {
-      page_ = std::make_shared<const std::string>(make_());
-      made_ = now;
+void PageServer::answer(Connection& connection, const PageRequest& request) {
+  if (request.status != 200)
+    return refuse(connection, {request.status, "", ""});
+  if (guard_) {
+    if (auto refusal = guard_(request)) {
+      return refuse(connection, std::move(*refusal));
     }
-    connection.body = page_;
-    type = "text/plain; version=0.0.4; charset=utf-8";
-  } else {
-    connection.body = std::make_shared<const std::string>(format(
-        "{} {}; the page is at {}, for GET\n", status, reason_of(status),
-        path_));
   }
-  connection.head = format(
-      "HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n"
-      "Connection: close\r\nCache-Control: no-store\r\n"
-      "X-Content-Type-Options: nosniff\r\n{}\r\n",
-      status, reason_of(status), type, connection.body->size(),
-      status == 405 ? "Allow: GET\r\n" : "");
+  const auto found = std::ranges::find_if(
+      pages_, [&](const Made& one) { return one.page.path == request.path; });
+  if (found == pages_.end()) return refuse(connection, {404, "", ""});
+  const auto now = Clock::now();
+  if (!found->text || now - found->when > kPageAge) {
+    found->text = std::make_shared<const std::string>(found->page.make());
+    found->when = now;
+  }
+  connection.body = found->text;
+  connection.head = head_of(200, found->page.type, connection.body->size(), "");
+}
+
+void PageServer::refuse(Connection& connection, PageRefusal refusal) const {
+  const int status = refusal.status;
+  if (refusal.text.empty()) {
+    std::vector<std::string> paths;
+    for (const Made& one : pages_) paths.push_back(one.page.path);
+    refusal.text = format(
+        "{} {}; the page is at {}, for GET\n", status, reason_of(status),
+        join(paths, " and "));
+  }
+  if (status == 405) refusal.headers += "Allow: GET\r\n";
+  connection.body = std::make_shared<const std::string>(refusal.text);
+  connection.head = head_of(
+      status, "text/plain; charset=utf-8", connection.body->size(),
+      refusal.headers);
 }
 
 bool PageServer::write(Connection& connection) {

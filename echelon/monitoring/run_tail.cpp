@@ -146,6 +146,7 @@ void RunTail::take_line(std::string_view text) {
     figures_.learning_rate = get(value, "learning_rate");
     figures_.samples_per_second = get(value, "samples_per_second");
     figures_.tokens_per_second = get(value, "tokens_per_second");
+    figures_.newest_seconds = get(value, "step_seconds");
     figures_.skipped_steps.reset();
     if (const auto skipped = get(value, "skipped_steps")) {
       figures_.skipped_steps = static_cast<int64_t>(*skipped);

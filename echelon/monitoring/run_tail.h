@@ -24,6 +24,7 @@ struct RunFigures {
   std::optional<int64_t> step;
   std::optional<double> loss, grad_norm, learning_rate;  // may be NaN, infinite
   std::optional<double> samples_per_second, tokens_per_second;
+  std::optional<double> newest_seconds;
   std::optional<int64_t> skipped_steps;  // so far, in the run
 
   int64_t steps = 0;       // also those that were done again

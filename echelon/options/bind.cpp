@@ -75,6 +75,11 @@ void bind_order(config::Section& section, Layout& layout) {
       .rule([&] { return set_order(layout, names); });
 }
 
+constexpr config::Names<ContextWay> kContextWayNames = {
+    {"ring", ContextWay::ring},
+    {"all_gather", ContextWay::all_gather},
+    {"ulysses", ContextWay::ulysses}};
+
 constexpr config::Names<MemoryCopies> kMemoryCopiesNames = {
     {"auto", MemoryCopies::automatic}, {"off", MemoryCopies::off}};
 
@@ -126,6 +131,10 @@ std::string to_string(OnNonFinite reaction) {
 
 std::string to_string(BestMetric metric) {
   return config::name_of(metric, kBestMetricNames);
+}
+
+std::string to_string(ContextWay way) {
+  return config::name_of(way, kContextWayNames);
 }
 
 std::string to_string(MemoryCopies copies) {
@@ -204,6 +213,14 @@ void bind(config::Section& section, TensorParallelOptions& options) {
       "tensor parallel: chunks of a matmul; one is communicated while another "
       "is computed",
       {.at_least = 1, .at_most = 64});
+}
+
+void bind(config::Section& section, ContextParallelOptions& options) {
+  section.field(
+      "context", options.way,
+      "context parallel: how queries reach the keys of other ranks: they pass "
+      "round, are all-gathered, or heads are exchanged for tokens",
+      kContextWayNames);
 }
 
 void bind(config::Section& section, CommOptions& options) {
@@ -358,6 +375,11 @@ void bind(config::Section& section, TrainOptions& options) {
       "batch",
       {.at_least = 1});
   section.field(
+      "rebalance_every", options.rebalance_every,
+      "full steps after which the ranks' speeds are compared, and the batch is "
+      "divided anew where the slowest then works 5 % less; 0: never",
+      {.at_least = 0});
+  section.field(
       "accumulate", options.accumulate,
       "gradient accumulation: backward passes per optimizer step",
       {.at_least = 1});
@@ -454,6 +476,10 @@ void bind(config::Section& section, CheckpointOptions& options) {
       .not_empty();
   section.field(
       "force", options.force, "resume although the seed or the data differ");
+  section.field(
+      "remote", options.remote,
+      "s3://BUCKET/PREFIX where each checkpoint is uploaded, and from where a "
+      "run on an empty disk resumes; {name}, {time} and {set} as in train.run");
 }
 
 void bind(config::Section& section, ElasticOptions& options) {

@@ -11,6 +11,7 @@
 #include "echelon/layout/layout.h"
 #include "echelon/options/checkpoint.h"
 #include "echelon/options/comm.h"
+#include "echelon/options/context.h"
 #include "echelon/options/data.h"
 #include "echelon/options/elastic.h"
 #include "echelon/options/memory.h"
@@ -29,6 +30,8 @@ void bind(config::Section& section, DataOptions& options);   // [data]
 void bind(config::Section& section, Layout& layout);
 /// [layout]: sequence_parallel, overlap_chunks.
 void bind(config::Section& section, TensorParallelOptions& options);
+/// [layout]: context.
+void bind(config::Section& section, ContextParallelOptions& options);
 void bind(config::Section& section, ShardOptions& options);      // [shard]
 void bind(config::Section& section, MemoryOptions& options);     // [memory]
 void bind(config::Section& section, PrecisionOptions& options);  // [precision]

@@ -25,6 +25,9 @@ struct CheckpointOptions {
   /// some resumes from the newest of them, unless this is never.
   std::string resume = "auto";
   bool force = false;  // resume although seed or data differ
+  /// "s3://bucket/prefix": committed checkpoints are also uploaded there, and a
+  /// run without them starts from the newest there. Empty: nowhere.
+  std::string remote;
 
   bool operator==(const CheckpointOptions&) const = default;
 };

@@ -107,6 +107,8 @@ std::span<const config::OtherNames> other_names() {
        "num_stages pipeline_stages"},
       {"layout.cp", "",
        "context_parallel_size cp_size context_parallel_degree"},
+      {"layout.context", "",
+       "cp_comm_type context_parallel_rotate_method rotate_method"},
       {"layout.ep", "",
        "expert_model_parallel_size expert_parallel_size ep_size "
        "expert_parallel_degree"},

@@ -1,14 +1,12 @@
 #include "echelon/planner/device_sizes.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
-#include <numeric>
-#include <queue>
 
 #include "echelon/cost/distinct_pipelines.h"
 #include "echelon/cost/step_estimate.h"
 #include "echelon/cost/strategy.h"
+#include "echelon/layout/partition.h"
 
 namespace echelon::planner {
 namespace {
@@ -95,23 +93,6 @@ std::vector<int64_t> partition_by(
            : std::vector<double>{});
 }
 
-int64_t sum_of(const std::vector<int64_t>& shares) {
-  return std::accumulate(shares.begin(), shares.end(), int64_t{0});
-}
-
-// Gives each its share rounded down, unless at least 1 for each is too many.
-void begin_with_whole_parts(
-    int64_t units, const std::vector<double>& weights,
-    std::vector<int64_t>& shares) {
-  const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
-  std::vector<int64_t> parts;
-  for (const double weight : weights) {
-    const double part = std::floor(static_cast<double>(units) * weight / all);
-    parts.push_back(std::max<int64_t>(1, static_cast<int64_t>(part)));
-  }
-  if (sum_of(parts) <= units) shares = parts;
-}
-
 }  // namespace
 
 std::vector<double> device_speeds(
@@ -162,29 +143,6 @@ data_rank_speeds(const SearchJob& job, const cost::Strategy& strategy) {
     }
   }
   return all_alike(speeds) ? std::vector<double>{} : speeds;
-}
-
-std::vector<int64_t> share_out(
-    int64_t units, const std::vector<double>& weights,
-    const std::vector<double>& taken) {
-  if (units < static_cast<int64_t>(weights.size())) return {};
-  std::vector<int64_t> shares(weights.size(), 1);
-  if (taken.empty()) begin_with_whole_parts(units, weights, shares);
-  // The ratio with one unit more. The least is next; ties keep their order.
-  using Next = std::pair<double, size_t>;
-  std::priority_queue<Next, std::vector<Next>, std::greater<>> next;
-  const auto push = [&](size_t i) {
-    const double there = taken.empty() ? 0 : taken[i];
-    next.emplace((static_cast<double>(shares[i] + 1) + there) / weights[i], i);
-  };
-  for (size_t i = 0; i < weights.size(); ++i) push(i);
-  for (auto left = units - sum_of(shares); left > 0; --left) {
-    const size_t i = next.top().second;
-    next.pop();
-    ++shares[i];
-    push(i);
-  }
-  return shares;
 }
 
 }  // namespace echelon::planner

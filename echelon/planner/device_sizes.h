@@ -29,11 +29,4 @@ sized_stages(const SearchJob& job, const cost::Strategy& strategy);
 std::vector<double>
 data_rank_speeds(const SearchJob& job, const cost::Strategy& strategy);
 
-/// Divides `units` into whole shares of 1 or more, one for each weight, so that
-/// the largest (share + taken) / weight is as small as possible. Empty when
-/// there are fewer units than weights.
-std::vector<int64_t> share_out(
-    int64_t units, const std::vector<double>& weights,
-    const std::vector<double>& taken = {});
-
 }  // namespace echelon::planner

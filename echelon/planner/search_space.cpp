@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "echelon/cost/step_estimate.h"
+#include "echelon/layout/partition.h"
 #include "echelon/planner/axis_orders.h"
 #include "echelon/planner/device_sizes.h"
 #include "echelon/schedule/options.h"

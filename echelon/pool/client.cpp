@@ -115,24 +115,21 @@ fs::path socket_of(const fs::path& folder) {
   return folder / "socket";
 }
 
-nlohmann::ordered_json
-ask_pool(const fs::path& folder, nlohmann::ordered_json request) {
+namespace {
+
+// Sent again, until a daemon takes it, where that does no harm.
+std::string
+send_to_pool(const fs::path& folder, const std::string& line, bool repeats) {
   const fs::path path = socket_of(folder);
-  request["version"] = build_info::kVersion;
-  const std::string line =
-      request.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
-      "\n";
-  const bool repeats = request.contains("key");
   const auto until = std::chrono::steady_clock::now() + kRetry;
   bool sent = false;
-  std::string text;
   while (true) {
     const FileDescriptor server = connect_to(path);
     const int error = errno;
     if (server.is_open()) {
       sent = true;
-      text = exchange(server.fd(), line);
-      if (!text.empty()) break;
+      const std::string text = exchange(server.fd(), line);
+      if (!text.empty()) return text;
     } else if (!sent || !repeats) {
       no_daemon(path, error);
     }
@@ -144,7 +141,25 @@ ask_pool(const fs::path& folder, nlohmann::ordered_json request) {
     }
     std::this_thread::sleep_for(kPause);
   }
-  auto answer = nlohmann::ordered_json::parse(text);
+}
+
+}  // namespace
+
+nlohmann::ordered_json
+ask_pool(const fs::path& folder, nlohmann::ordered_json request) {
+  request["version"] = build_info::kVersion;
+  const std::string line =
+      request.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+      "\n";
+  return answer_of(send_to_pool(folder, line, request.contains("key")));
+}
+
+std::string forward_to_pool(const fs::path& folder, const std::string& line) {
+  return send_to_pool(folder, line, /*repeats=*/false);
+}
+
+nlohmann::ordered_json answer_of(const std::string& line) {
+  auto answer = nlohmann::ordered_json::parse(line);
   if (answer.contains("error")) {
     const auto message = answer["error"].get<std::string>();
     if (answer.value("code", 1) == 2) throw ConfigError(message);

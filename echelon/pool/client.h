@@ -21,4 +21,12 @@ std::filesystem::path socket_of(const std::filesystem::path& folder);
 nlohmann::ordered_json
 ask_pool(const std::filesystem::path& folder, nlohmann::ordered_json request);
 
+/// A request as a line of JSON, and the answer as one. Throws as ask_pool(),
+/// but takes a refusal for an answer.
+std::string
+forward_to_pool(const std::filesystem::path& folder, const std::string& line);
+
+/// The answer that a line is. Throws what the daemon refused with.
+nlohmann::ordered_json answer_of(const std::string& line);
+
 }  // namespace echelon::pool

@@ -251,7 +251,7 @@ class Server {
 
 int serve(
     const fs::path& folder, const Settings& settings, const std::string& name,
-    const PoolDevices& devices) {
+    const PoolDevices& devices, const RemoteOptions& remote) {
   check_capacity(settings, name, static_cast<int64_t>(devices.all.size()));
   std::error_code error;
   fs::create_directories(folder, error);
@@ -263,17 +263,33 @@ int serve(
   ::umask(0066);
   const FileDescriptor locked = lock(folder);
   FileDescriptor signals = signal_file();
-  Pool pool(fs::absolute(folder), settings, devices);
+  const RemoteAccess access = serve_remotely(fs::absolute(folder), remote);
+  Pool pool(fs::absolute(folder), settings, devices, access.page_url);
   Server server(pool, listen_at(folder, settings.group), std::move(signals));
-  std::cout
-      << format(
-             "echelon pool: {} for {}; {}\n",
-             counted(
-                 static_cast<int64_t>(devices.all.size()),
-                 devices.gpus ? "GPU" : "slot"),
-             counted(static_cast<int64_t>(settings.projects.size()), "project"),
-             socket_of(folder).string())
-      << std::flush;
+  std::cout << format(
+      "echelon pool: {} for {}; {}\n",
+      counted(
+          static_cast<int64_t>(devices.all.size()),
+          devices.gpus ? "GPU" : "slot"),
+      counted(static_cast<int64_t>(settings.projects.size()), "project"),
+      socket_of(folder).string());
+  if (!access.page_url.empty()) {
+    // Without the token: this may be kept where others read it.
+    std::cout << format(
+        "echelon pool: its page is at {}, and `echelon pool page` prints the "
+        "address with its token\n",
+        access.page_url.substr(0, access.page_url.find('?')));
+    if (!access.page_is_local) {
+      std::cout << "echelon pool: the page is not encrypted, and other hosts "
+                   "can reach it; who listens on the network sees its token\n";
+    }
+  }
+  if (!access.commands.empty()) {
+    std::cout << format(
+        "echelon pool: commands at {}, for those who have {}\n",
+        access.commands, access.token);
+  }
+  std::cout << std::flush;
   server.run();
   std::cout << "echelon pool: the daemon ends; jobs go on\n" << std::flush;
   return 0;

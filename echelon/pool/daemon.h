@@ -5,6 +5,7 @@
 #include <string>
 
 #include "echelon/pool/devices.h"
+#include "echelon/pool/remote.h"
 #include "echelon/pool/settings.h"
 
 namespace echelon::pool {
@@ -14,9 +15,11 @@ namespace echelon::pool {
 /// has the folder, another version wrote it, or more is guaranteed than there
 /// is.
 ///
-///   name  of the settings' file, for errors
+///   name    of the settings' file, for errors
+///   remote  what is served over TCP; also throws what serve_remotely() does
 int serve(
     const std::filesystem::path& folder, const Settings& settings,
-    const std::string& name, const PoolDevices& devices);
+    const std::string& name, const PoolDevices& devices,
+    const RemoteOptions& remote = {});
 
 }  // namespace echelon::pool

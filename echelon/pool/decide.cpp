@@ -354,41 +354,11 @@ class Decider {
                std::tuple(of_a, job(b).submitted, job(b).id);
       });
     }
-    find_reserved();
   }
 
   bool is_aged(size_t j) const {
     return job(j).devices.empty() &&
            state_.now - job(j).waiting_since >= state_.rules.patience_seconds;
-  }
-
-  // The job that has waited longest, if devices are all that it lacks.
-  void find_reserved() {
-    reserved_ = kNone;
-    for (size_t p = 0; p < teams_.size(); ++p) {
-      for (const size_t j : teams_[p].waiting) {
-        if (!is_aged(j) || least_[j] == kNoLimit || moved_[j]) continue;
-        const int64_t secured = secured_of(j, least_[j]);
-        if (secured > 0 &&
-            teams_[p].secured + secured > state_.projects[p].guaranteed) {
-          continue;
-        }
-        if (excess(p, least_[j]) > 0 || parent_excess(p, least_[j]) > 0) {
-          continue;
-        }
-        if (reserved_ == kNone ||
-            std::tuple(job(j).waiting_since, job(j).id) <
-                std::tuple(job(reserved_).waiting_since, job(reserved_).id)) {
-          reserved_ = j;
-        }
-      }
-    }
-  }
-
-  // Whether j must leave idle devices to the reserved job.
-  bool gives_way(size_t j) const {
-    return reserved_ != kNone && reserved_ != j && job(j).kept == Kept::none &&
-           !within_guarantee(project(j), least_[j]);
   }
 
   // Starts the job on its least number of devices, or says why not.
@@ -400,7 +370,6 @@ class Decider {
         teams_[p].secured + secured > state_.projects[p].guaranteed) {
       return Reason::guarantee;
     }
-    if (gives_way(j)) return Reason::reserved;
     const size_t mark = log_.size();
     young_ = false;
     const auto fail = [&](Reason reason) {
@@ -427,9 +396,6 @@ class Decider {
       if (own > 0) take_own(p, rank(j), own);
       if (idle_ < need && held(p) + need <= fair(p)) {
         take_excess(p, -1, need - idle_, true);
-      }
-      if (idle_ < need && j == reserved_) {
-        take_excess(p, -1, need - idle_, false);
       }
       if (idle_ < need) take_own(p, rank(j), need - idle_);
       if (idle_ < need) return fail(Reason::devices);
@@ -465,19 +431,10 @@ class Decider {
   bool start_all() {
     bool started = false;
     int64_t version = ++version_;
-    if (reserved_ != kNone && state_.starts) {
-      if (const auto reason = try_start(reserved_)) {
-        note(reserved_, *reason, kNone);
-      } else {
-        started = true;
-        reserved_ = kNone;
-        version = ++version_;
-      }
-    }
     for (size_t p; (p = next_team()) != kNone;) {
       Team& team = teams_[p];
       const size_t j = team.waiting[team.next++];
-      if (counts_[j] > 0 || j == reserved_) continue;
+      if (counts_[j] > 0) continue;
       if (!state_.starts || least_[j] == kNoLimit || moved_[j]) {
         note(j, state_.starts ? Reason::devices : Reason::closed, kNone);
         continue;
@@ -501,20 +458,25 @@ class Decider {
         version = ++version_;
         continue;
       }
-      note(j, *reason, *reason == Reason::reserved ? reserved_ : kNone);
+      note(j, *reason, kNone);
       if (secured) team.secured_blocked = j;
-      const bool limited =
-          *reason == Reason::limit || *reason == Reason::parent_limit;
-      if (limited && is_aged(j)) block(j, *reason);
+      if (is_aged(j)) block(j, *reason);
     }
     return started;
   }
 
-  // Nobody overtakes a job that has waited too long for room below a limit.
+  // Nobody overtakes a job that has waited too long for room below a limit, or
+  // in its project's fair share: the others end, and then it starts on what is
+  // idle and what those have that are above theirs. Larger than the fair share,
+  // it would lose its devices again at once.
   void block(size_t j, Reason reason) {
     const size_t p = project(j);
-    teams_[p].blocked = j;
-    if (reason == Reason::limit) return;
+    if (reason == Reason::guarantee) return;
+    const bool parent_is_full = parent_excess(p, least_[j]) > 0;
+    if (parent_is_full || excess(p, least_[j]) > 0 || least_[j] <= fair(p)) {
+      teams_[p].blocked = j;
+    }
+    if (!parent_is_full) return;
     for (size_t other = 0; other < teams_.size(); ++other) {
       if (state_.projects[other].parent == state_.projects[p].parent &&
           !within_guarantee(other, 1)) {
@@ -551,7 +513,7 @@ class Decider {
   // project, and to the smallest of its jobs of one rank.
   bool grow_all() {
     // What a job that moves leaves is kept for its next start.
-    if (!state_.starts || reserved_ != kNone || moves_) return false;
+    if (!state_.starts || moves_) return false;
     bool grew = false;
     full_.assign(full_.size(), false);
     // Each device is given a few times at most; the bound is for a wrong rule.
@@ -641,7 +603,6 @@ class Decider {
   std::vector<Team> teams_;  // one for each project
   std::vector<Waiting> why_;
   std::vector<std::pair<size_t, int64_t>> log_;  // jobs and their old counts
-  size_t reserved_ = kNone;
   bool young_ = false;  // a job was not stopped because it has just started
   int64_t version_ = 0;
 };
@@ -670,13 +631,6 @@ std::string text_of(const State& state, const Waiting& waiting) {
       "{} idle", waiting.idle == 0   ? "none is"
                  : waiting.idle == 1 ? std::string("1 is")
                                      : format("{} are", waiting.idle));
-  const auto other = [&] {
-    return waiting.other_job < 0
-               ? std::string("another job")
-               : format(
-                     "job {}",
-                     state.jobs[static_cast<size_t>(waiting.other_job)].id);
-  };
   switch (waiting.reason) {
     case Waiting::Reason::closed:
       return "the pool is drained: no job starts until `echelon pool drain "
@@ -698,12 +652,12 @@ std::string text_of(const State& state, const Waiting& waiting) {
           "{}, and {} of {} holds {} of its limit of {}", needs, parent.name,
           project.name, waiting.parent_held, parent.limit);
     }
-    case Waiting::Reason::behind:
-      return format("{} of {} is before it", other(), project.name);
-    case Waiting::Reason::reserved:
+    case Waiting::Reason::behind: {
+      const Job& other = state.jobs[static_cast<size_t>(waiting.other_job)];
       return format(
-          "{}; {}, kept for {}, which has waited longest", needs, idle,
-          other());
+          "job {} of {} is before it", other.id,
+          state.projects[static_cast<size_t>(other.project)].name);
+    }
     case Waiting::Reason::young:
       return format(
           "{}; {}, and jobs that would make room run for less than {} yet",

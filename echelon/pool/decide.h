@@ -57,8 +57,8 @@ struct Job {
 
 struct Rules {
   double least_seconds = 0;  // a job that runs for less is not stopped
-  /// The job that has waited longest, and for longer than this, gets the next
-  /// devices that become idle, unless they are within another's guarantee.
+  /// Nobody of its project overtakes a job that has waited for longer than
+  /// this, if it asks for no more than the project's fair share.
   double patience_seconds = 600;
   double usage_factor = 0;  // how much usage lowers a weight; 0: not at all
 };
@@ -87,8 +87,7 @@ struct Waiting {
     guarantee,     // its project's guarantee is used up
     limit,         // of its project
     parent_limit,  // of its project's parent
-    behind,        // a job of its project that needs the guarantee is before it
-    reserved,      // what is idle is kept for a job that has waited too long
+    behind,        // a job is before it, which it may not overtake
     closed,        // no job starts now
   };
   size_t job = 0;
@@ -97,7 +96,7 @@ struct Waiting {
   int64_t secured = 0;  // devices of its project that nobody may take
   int64_t parent_held = 0;
   int64_t before = 0;      // jobs of its project that are before it
-  int64_t other_job = -1;  // reserved, behind: an index of State::jobs
+  int64_t other_job = -1;  // behind: an index of State::jobs
 };
 
 struct Decision {

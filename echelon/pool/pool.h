@@ -18,6 +18,7 @@
 
 #include "echelon/pool/devices.h"
 #include "echelon/pool/keeper.h"
+#include "echelon/pool/metrics.h"
 #include "echelon/pool/settings.h"
 #include "echelon/pool/store.h"
 
@@ -33,8 +34,11 @@ class Pool {
  public:
   using Json = nlohmann::ordered_json;
 
-  /// Reads the jobs of `folder` and finds those that run.
-  Pool(std::filesystem::path folder, Settings settings, PoolDevices devices);
+  /// Reads the jobs of `folder` and finds those that run. `page_url`: where its
+  /// page is; empty: nowhere.
+  Pool(
+      std::filesystem::path folder, Settings settings, PoolDevices devices,
+      std::string page_url = "");
   ~Pool();
 
   /// The answer to one request. Throws ConfigError or Error.
@@ -67,7 +71,9 @@ class Pool {
   };
   using Names = std::vector<std::string>;
 
-  // --- Requests
+  static double now();  // seconds since 1970
+
+  // --- Requests (answers.cpp)
   Json submit(const Json& request, const Peer& peer);
   Json list(const Json& request) const;
   Json status(const Json& request) const;
@@ -77,13 +83,17 @@ class Pool {
   Json why(const Json& request) const;
   Json drain(const Json& request, const Peer& peer);
   Json history(const Json& request) const;
+  Json page(const Json& request) const;
+  std::string metrics();
+  double first_second(const Json& request) const;
   Json describe(const JobRecord& job, const std::string& why) const;
   Live& own_job(const Json& request, const Peer& peer);
   void check_sizes(const JobRecord& job) const;
 
-  // --- Work
+  // --- Work (pool.cpp)
   void load();
   void reap();
+  void count_use();
   void find_ends();
   void finish(Live& live, int code);
   void give_back(Live& live, const std::string& note);
@@ -107,6 +117,7 @@ class Pool {
   std::filesystem::path folder_;
   Settings settings_;
   PoolDevices devices_;
+  std::string page_url_;
   Store store_;
   std::map<int64_t, Live> jobs_;
   std::vector<std::string> drained_;  // devices
@@ -116,7 +127,10 @@ class Pool {
   double decided_ = 0;                // when
   std::vector<double> usage_;         // of each project
   double usage_at_ = 0, usage_saved_ = 0;
-  std::vector<int64_t> held_, fair_;  // of each project, as decided
+  std::vector<int64_t> held_, fair_;             // of each project, as decided
+  std::map<std::string, ProjectCounts> counts_;  // by project
+  double counted_ = 0;                           // when
+  double began_ = 0;                             // when the pool had no past
 };
 
 }  // namespace echelon::pool

@@ -4,8 +4,10 @@
 
 #include <sqlite3.h>
 
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <string_view>
 
 #include "echelon/error.h"
@@ -15,8 +17,10 @@
 namespace echelon::pool {
 namespace {
 
-constexpr int kSchema = 1;
+constexpr int kSchema = 2;
 constexpr int kBusyMs = 5000;
+constexpr const char* kFromVersion1 =
+    "ALTER TABLE allocation ADD COLUMN names TEXT NOT NULL DEFAULT '';";
 constexpr const char* kStates[] = {
     "waiting", "running", "done", "failed", "cancelled"};
 
@@ -26,7 +30,7 @@ constexpr const char* kTables =
     "CREATE INDEX job_active ON job(active);"
     "CREATE TABLE allocation(id INTEGER PRIMARY KEY, job INTEGER NOT NULL,"
     "  project TEXT NOT NULL, devices INTEGER NOT NULL, began REAL NOT NULL,"
-    "  ended REAL NOT NULL);"
+    "  ended REAL NOT NULL, names TEXT NOT NULL DEFAULT '');"
     "CREATE INDEX allocation_job ON allocation(job, ended);"
     "CREATE INDEX allocation_ended ON allocation(ended);"
     "CREATE TABLE value(name TEXT PRIMARY KEY, text TEXT NOT NULL);";
@@ -221,7 +225,7 @@ class Store::Database {
       if (statement.step()) version = static_cast<int>(statement.integer(0));
     }
     if (version == kSchema) return;
-    if (version != 0) {
+    if (version != 0 && version != 1) {
       throw ConfigError(format(
           "{}: was written by another version of Echelon (its format is {}, "
           "that of {} is {}); start the pool with that version, or in another "
@@ -229,7 +233,7 @@ class Store::Database {
           path_.string(), version, build_info::kVersion, kSchema));
     }
     Transaction transaction(*this);
-    run(kTables);
+    run(version == 1 ? kFromVersion1 : kTables);
     run(format("PRAGMA user_version = {}", kSchema).c_str());
     transaction.commit();
   }
@@ -288,11 +292,11 @@ void Store::update(const std::vector<const JobRecord*>& jobs, double now) {
         *database_, "UPDATE job SET active = ?, body = ? WHERE id = ?");
     update.bind(int64_t{is_active(*job)}, body_of(*job), job->id).run();
     const auto devices = static_cast<int64_t>(job->used.size());
+    const std::string names = join(job->used, " ");
     Database::Statement open(
-        *database_,
-        "SELECT devices FROM allocation WHERE job = ? AND ended = 0");
+        *database_, "SELECT names FROM allocation WHERE job = ? AND ended = 0");
     const bool is_open = open.bind(job->id).step();
-    if (is_open ? open.integer(0) == devices : devices == 0) continue;
+    if (is_open ? open.text(0) == names : devices == 0) continue;
     Database::Statement close(
         *database_,
         "UPDATE allocation SET ended = ? WHERE job = ? AND ended = 0");
@@ -300,9 +304,9 @@ void Store::update(const std::vector<const JobRecord*>& jobs, double now) {
     if (devices == 0) continue;
     Database::Statement begin(
         *database_,
-        "INSERT INTO allocation(job, project, devices, began, ended) "
-        "VALUES(?, ?, ?, ?, 0)");
-    begin.bind(job->id, job->project, devices, now).run();
+        "INSERT INTO allocation(job, project, devices, began, ended, names) "
+        "VALUES(?, ?, ?, ?, 0, ?)");
+    begin.bind(job->id, job->project, devices, now, names).run();
   }
   transaction.commit();
 }
@@ -336,14 +340,19 @@ std::vector<JobRecord> Store::find_job(const std::string& key) const {
 std::vector<Allocation> Store::history(double since) const {
   Database::Statement statement(
       *database_,
-      "SELECT job, project, devices, began, ended FROM allocation "
+      "SELECT job, project, devices, began, ended, names FROM allocation "
       "WHERE ended = 0 OR ended > ? ORDER BY began");
   statement.bind(since);
   std::vector<Allocation> all;
   while (statement.step()) {
+    std::istringstream words(statement.text(5));
     all.push_back(
-        {statement.integer(0), statement.text(1), statement.integer(2),
-         statement.real(3), statement.real(4)});
+        {.job = statement.integer(0),
+         .project = statement.text(1),
+         .devices = statement.integer(2),
+         .names = {std::istream_iterator<std::string>(words), {}},
+         .began = statement.real(3),
+         .ended = statement.real(4)});
   }
   return all;
 }

@@ -54,6 +54,8 @@ struct Allocation {
   int64_t job = 0;
   std::string project;
   int64_t devices = 0;
+  /// Which they were; empty where version 1 of the file did not say.
+  std::vector<std::string> names;
   double began = 0, ended = 0;
 };
 

@@ -96,6 +96,7 @@ Replanned plan_of(const Candidate& candidate) {
       .layout = candidate.job.layout,
       .recompute = candidate.job.memory.recompute,
       .step_seconds = candidate.step.step_seconds,
+      .model_flops_utilisation = candidate.step.model_flops_utilisation,
       .peak_bytes = candidate.step.memory.peak_bytes(),
       .unknown = ""};
 }

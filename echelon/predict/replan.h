@@ -19,9 +19,10 @@ cluster_of_hosts(int64_t ranks, int64_t ranks_per_host, bool on_processor);
 struct Replanned {
   Layout layout;
   Recompute recompute = Recompute::none;
-  double step_seconds = 0;  // predicted; 0: not known
-  double peak_bytes = 0;    // of the fullest rank; 0: not known
-  std::string unknown;      // why there is no prediction; empty: there is one
+  double step_seconds = 0;             // predicted; 0: not known
+  double model_flops_utilisation = 0;  // the same
+  double peak_bytes = 0;               // of the fullest rank; 0: not known
+  std::string unknown;  // why there is no prediction; empty: there is one
 };
 
 /// Why a job does not fit its memory; empty when it does.

@@ -8,6 +8,7 @@ namespace echelon::report {
 // The files of the folder assets/, embedded by CMakeLists.txt.
 namespace assets {
 extern const std::string_view copy_js;
+extern const std::string_view live_js;
 extern const std::string_view page_html;
 extern const std::string_view pipeline_css;
 extern const std::string_view pipeline_js;
@@ -64,12 +65,21 @@ page_of(const std::string& title, Markup content, PageScript script) {
   if (plays) style += assets::pipeline_css;
   std::string scripts;
   if (copies) scripts = format("<script>\n{}</script>\n", assets::copy_js);
+  if (script == PageScript::live) {
+    scripts = format("<script>\n{}</script>\n", assets::live_js);
+  }
   if (plays) scripts += format("<script>\n{}</script>\n", assets::pipeline_js);
+  std::string policy;
+  if (script != PageScript::none) policy = "; script-src 'unsafe-inline'";
+  if (script == PageScript::live) policy += "; connect-src 'self'";
   const std::map<std::string_view, std::string> values = {
       {"title", escape_markup(title)},
       {"style", style},
-      {"script_policy",
-       script == PageScript::none ? "" : "; script-src 'unsafe-inline'"},
+      {"script_policy", policy},
+      {"refresh", script == PageScript::live
+                      ? "<noscript><meta http-equiv=\"refresh\" "
+                        "content=\"5\"></noscript>\n"
+                      : ""},
       {"patterns", std::string(plays ? assets::pipeline_patterns_svg : "")},
       {"content", with_contents(std::move(content).finish())},
       {"script", scripts}};

@@ -12,7 +12,8 @@ namespace echelon::report {
 
 /// Whether a page holds pictures that play (pipeline_page.h), and texts to
 /// copy: each <pre class="copy"> gets a button.
-enum class PageScript { none, player, copy, player_and_copy };
+/// A live page takes its newest state from its own address each second.
+enum class PageScript { none, player, copy, player_and_copy, live };
 
 /// The page as a whole. Without a script it forbids all of them. A page of four
 /// sections or more, each <section id='…'><h2>, lists them below its header.

@@ -67,6 +67,19 @@ std::filesystem::path configuration_folder() {
   return std::filesystem::path(home) / ".config" / "echelon";
 }
 
+std::filesystem::path cache_folder() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::filesystem::path(value == nullptr ? "" : value);
+  };
+  if (const auto own = variable("ECHELON_CACHE"); !own.empty()) return own;
+  if (const auto user = variable("XDG_CACHE_HOME"); !user.empty()) {
+    return user / "echelon";
+  }
+  const auto home = variable("HOME");
+  return home.empty() ? home : home / ".cache" / "echelon";
+}
+
 std::string read_text_file(const std::filesystem::path& path) {
   const auto fail = [&](const std::string& why) -> DataError {
     return DataError(format("cannot read {}: {}", path.string(), why));

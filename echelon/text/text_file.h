@@ -22,6 +22,11 @@ int write_all(int file, std::string_view& text);
 /// that is not set. Empty without a home. It may not exist.
 std::filesystem::path configuration_folder();
 
+/// The user's folder for what can be made again: $ECHELON_CACHE, else
+/// $XDG_CACHE_HOME/echelon, in ~/.cache where that is not set. Empty without a
+/// home. It may not exist.
+std::filesystem::path cache_folder();
+
 /// Throws DataError when the file cannot be read.
 std::string read_text_file(const std::filesystem::path& path);
 

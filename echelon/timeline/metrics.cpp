@@ -67,6 +67,9 @@ std::string to_line(const StepMetrics& m) {
   put(json, "learning_rate", m.learning_rate);
   if (m.grad_norm) put(json, "grad_norm", *m.grad_norm);
   if (m.slowest_rank) json["slowest_rank"] = *m.slowest_rank;
+  if (m.flops_per_second) put(json, "flops_per_second", *m.flops_per_second);
+  if (m.mfu) put(json, "mfu", *m.mfu);
+  if (m.peak_memory_bytes) json["peak_memory_bytes"] = *m.peak_memory_bytes;
   if (m.loss_scale) put(json, "loss_scale", *m.loss_scale);
   if (m.skipped_steps) json["skipped_steps"] = *m.skipped_steps;
   if (!m.layer_grad_norms.empty()) {
@@ -94,6 +97,17 @@ std::string to_line(const EvaluationMetrics& m) {
   return json.dump() + "\n";
 }
 
+std::string to_line(const Rebalance& m) {
+  OrderedJson inner;
+  inner["before"] = m.before;
+  inner["seconds"] = m.seconds;
+  inner["after"] = m.after;
+  OrderedJson json;
+  json["step"] = m.step;
+  json["rebalance"] = std::move(inner);
+  return json.dump() + "\n";
+}
+
 StepMetrics step_from(const OrderedJson& json) {
   StepMetrics m;
   m.step = json.at("step").get<int64_t>();
@@ -108,6 +122,11 @@ StepMetrics step_from(const OrderedJson& json) {
   m.grad_norm = get(json, "grad_norm");
   if (json.contains("slowest_rank")) {
     m.slowest_rank = json["slowest_rank"].get<int32_t>();
+  }
+  m.flops_per_second = get(json, "flops_per_second");
+  m.mfu = get(json, "mfu");
+  if (json.contains("peak_memory_bytes")) {
+    m.peak_memory_bytes = json["peak_memory_bytes"].get<int64_t>();
   }
   m.loss_scale = get(json, "loss_scale");
   if (json.contains("skipped_steps")) {
@@ -136,10 +155,34 @@ EvaluationMetrics evaluation_from(const OrderedJson& json) {
   return m;
 }
 
-// Calls `take` with what each whole line holds, one step, one evaluation or
-// nothing (a roll-back), and with its text. A line that is not metrics goes to
-// `wrong`, with its number and the reason. Returns where the last whole line
-// ends.
+Rebalance rebalance_from(const OrderedJson& json) {
+  const OrderedJson& inner = json.at("rebalance");
+  return {
+      .step = json.at("step").get<int64_t>(),
+      .before = inner.at("before").get<std::vector<int64_t>>(),
+      .seconds = inner.at("seconds").get<std::vector<double>>(),
+      .after = inner.at("after").get<std::vector<int64_t>>()};
+}
+
+// Readers rely on a positive number for each rank.
+bool is_whole(const Rebalance& one) {
+  return !one.after.empty() && one.before.size() == one.after.size() &&
+         one.seconds.size() == one.after.size() &&
+         std::ranges::min(one.before) > 0 && std::ranges::min(one.after) > 0;
+}
+
+// The step of what a line holds; empty: it holds nothing that has one.
+std::optional<int64_t> step_of(const MetricsFile& line) {
+  if (!line.steps.empty()) return line.steps[0].step;
+  if (!line.evaluations.empty()) return line.evaluations[0].step;
+  if (!line.rebalances.empty()) return line.rebalances[0].step;
+  return std::nullopt;
+}
+
+// Calls `take` with what each whole line holds, one step, one evaluation, one
+// division of the batch or nothing (a roll-back), and with its text. A line
+// that is not metrics goes to `wrong`, with its number and the reason. Returns
+// where the last whole line ends.
 template <typename Take, typename Wrong>
 size_t
 each_line(const std::string& text, const Take& take, const Wrong& wrong) {
@@ -154,6 +197,9 @@ each_line(const std::string& text, const Take& take, const Wrong& wrong) {
       const auto json = OrderedJson::parse(written);
       if (json.contains("evaluation")) {
         line.evaluations.push_back(evaluation_from(json));
+      } else if (json.contains("rebalance")) {
+        Rebalance one = rebalance_from(json);
+        if (is_whole(one)) line.rebalances.push_back(std::move(one));
       } else if (!json.contains("rollback")) {
         line.steps.push_back(step_from(json));
       }
@@ -254,6 +300,12 @@ void MetricsWriter::append(const EvaluationMetrics& metrics) {
   write();
 }
 
+void MetricsWriter::append(const Rebalance& rebalance) {
+  take_kept();
+  unwritten_ += to_line(rebalance);
+  write();
+}
+
 void MetricsWriter::flush() {
   take_kept();
   write();
@@ -335,6 +387,18 @@ double final_loss(const std::vector<StepMetrics>& steps) {
   return recent.loss();
 }
 
+MetricsFile parse_metrics(const std::string& lines) {
+  MetricsFile all;
+  each_line(
+      lines,
+      [&](MetricsFile line, std::string_view) {
+        for (auto& step : line.steps) all.steps.push_back(std::move(step));
+        for (auto& one : line.evaluations) all.evaluations.push_back(one);
+      },
+      [](int64_t, const std::string&) {});
+  return all;
+}
+
 MetricsFile read_metrics(const std::filesystem::path& path) {
   const std::string text = read_text_file(path);
   MetricsFile file;
@@ -343,6 +407,7 @@ MetricsFile read_metrics(const std::filesystem::path& path) {
       [&](MetricsFile line, std::string_view) {
         for (auto& step : line.steps) file.steps.push_back(step);
         for (auto& one : line.evaluations) file.evaluations.push_back(one);
+        for (auto& one : line.rebalances) file.rebalances.push_back(one);
       },
       [&](int64_t number, const std::string& reason) {
         throw DataError(format(
@@ -362,13 +427,13 @@ std::string truncate_metrics(const std::filesystem::path& path, int64_t step) {
   each_line(
       text,
       [&](const MetricsFile& line, std::string_view written) {
-        if (line.steps.empty() && line.evaluations.empty()) {
+        const auto of_line = step_of(line);
+        if (!of_line) {
           moved |= cut;
           kept += written;
           return;
         }
-        cut |= (line.steps.empty() ? line.evaluations[0].step
-                                   : line.steps[0].step) > step;
+        cut |= *of_line > step;
         if (!cut) kept += written;
       },
       [&](int64_t number, const std::string&) {

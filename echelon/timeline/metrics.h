@@ -2,6 +2,7 @@
 //
 //   {"step":10,"epoch":0.64,"loss":1.93,"samples_per_second":5120.0,…}
 //   {"step":22,"evaluation":{"epoch":1.0,"samples":360,"accuracy":0.91,…}}
+//   {"step":22,"rebalance":{"before":[32,32],"seconds":[…],"after":[48,16]}}
 //
 // For a language model, losses and accuracies are those of tokens, and there
 // are tokens_per_second, tokens and perplexity as well.
@@ -27,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/timeline/rebalance.h"
 #include "echelon/timeline/recorder.h"
 
 namespace echelon::timeline {
@@ -43,6 +45,13 @@ struct StepMetrics {
   double learning_rate = 0;
   std::optional<double> grad_norm;  // global 2-norm, before clipping
   std::optional<int32_t> slowest_rank;
+  /// FLOPs that the model needs, a second: of all ranks, without what is
+  /// recomputed. Where the model's cost is known.
+  std::optional<double> flops_per_second;
+  /// Those over the peak of all devices, 0 to 1. Where that is known too.
+  std::optional<double> mfu;
+  /// Rank 0's largest so far: reserved on its GPU, or resident on the host.
+  std::optional<int64_t> peak_memory_bytes;
   std::optional<double>
       loss_scale;  // by which the loss of this step was multiplied
   /// So far: steps whose loss or gradients were not finite.
@@ -97,8 +106,9 @@ class MetricsWriter {
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
   void append(const StepMetrics& metrics);
-  /// Writes all at once.
+  /// These write all at once.
   void append(const EvaluationMetrics& metrics);
+  void append(const Rebalance& rebalance);
   /// Writes the lines that are kept. Call it before something that relies on
   /// them, as a checkpoint does.
   void flush();
@@ -121,6 +131,7 @@ class MetricsWriter {
 struct MetricsFile {
   std::vector<StepMetrics> steps;
   std::vector<EvaluationMetrics> evaluations;
+  std::vector<Rebalance> rebalances;
   bool truncated = false;  // the last line was incomplete and left out
 };
 
@@ -159,6 +170,10 @@ class RecentSteps {
 /// The mean loss of the last kFinalSteps steps: that of one batch is noise.
 inline constexpr size_t kFinalSteps = 10;
 double final_loss(const std::vector<StepMetrics>& steps);
+
+/// The steps and evaluations in whole lines of a metrics file. Other lines, and
+/// what follows the last newline, are left out.
+MetricsFile parse_metrics(const std::string& lines);
 
 /// Unknown keys are ignored. Throws DataError with file and line for a line
 /// that is not metrics, unless it is the last one and incomplete.

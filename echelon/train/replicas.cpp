@@ -123,8 +123,8 @@ ReplicaCheck::ReplicaCheck(
     : world_(world), model_(model) {
   const std::vector<Axis> axes[kKinds] = {
       {Axis::dp_replicate},
-      {Axis::dp_replicate, Axis::dp_shard},
-      {Axis::dp_replicate, Axis::dp_shard, Axis::tp}};
+      {Axis::dp_replicate, Axis::dp_shard, Axis::cp},
+      {Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp}};
   for (size_t kind = 0; kind < kKinds; ++kind) {
     for (int rank = 0; rank < world.size(); ++rank) {
       sets_[kind].push_back(groups.mesh().first_along(rank, axes[kind]));

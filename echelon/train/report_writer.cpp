@@ -47,6 +47,8 @@
 namespace echelon {
 namespace {
 
+constexpr size_t kDivisionsShown = 5;  // the last ones
+
 using nlohmann::json;
 
 std::vector<uint8_t> to_bytes(const timeline::RankSpans& spans) {
@@ -298,6 +300,12 @@ std::vector<std::pair<std::string, std::string>> facts(
   for (const auto& rollback : summary.rollbacks) {
     list.emplace_back("Rolled back", timeline::to_text(rollback));
   }
+  const size_t divided = summary.rebalances.size();
+  for (size_t i = divided - std::min(divided, kDivisionsShown); i < divided;
+       ++i) {
+    list.emplace_back(
+        "Batch divided anew", timeline::to_text(summary.rebalances[i]));
+  }
   if (summary.skipped > 0) {
     list.emplace_back("Samples skipped", format_count(summary.skipped));
   }
@@ -374,10 +382,10 @@ RunLayers layers_of_run(
   }
   if (!predict::counts_layers(job.layout, world.device().is_cpu(), own_layers))
     return layers;
-  if (job.layout.tp > 1) {
+  if (job.layout.tp > 1 || job.layout.cp > 1) {
     layers.missing =
         "Nothing is predicted: a program's own layers are counted, and what "
-        "ranks of tp send inside of them is not";
+        "ranks of tp and cp send inside of them is not";
     return layers;
   }
   try {

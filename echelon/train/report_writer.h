@@ -13,6 +13,7 @@
 #include "echelon/job/job.h"
 #include "echelon/report/tensor_shards.h"
 #include "echelon/timeline/metrics.h"
+#include "echelon/timeline/rebalance.h"
 #include "echelon/timeline/rollback.h"
 #include "echelon/timeline/timeline.h"
 #include "echelon/train/strategies/model_source.h"
@@ -52,6 +53,7 @@ struct RunSummary {
   int64_t skipped = 0;                 // samples left out
   int64_t skipped_steps = 0;           // whose gradients overflowed
   std::vector<timeline::Rollback> rollbacks;
+  std::vector<timeline::Rebalance> rebalances;
   std::string outcome;            // empty: finished
   int64_t checkpoints = 0;        // that were begun
   double checkpoint_seconds = 0;  // that training waited for them

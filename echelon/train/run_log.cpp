@@ -55,6 +55,7 @@ void RunLog::restore(int64_t step) {
     timeline::MetricsFile before = timeline::read_metrics(path_);
     steps_ = std::move(before.steps);
     evaluations_ = std::move(before.evaluations);
+    rebalances_ = std::move(before.rebalances);
   }
   const int64_t last = evaluations_.empty() ? -1 : evaluations_.back().step;
   evaluated_step_ = std::stoll(world_.exchange(std::to_string(last))[0]);
@@ -108,6 +109,17 @@ void RunLog::add(const timeline::EvaluationMetrics& metrics) {
       timeline::to_text(metrics));
 }
 
+void RunLog::add(const timeline::Rebalance& rebalance) {
+  rebalances_.push_back(rebalance);
+  try {
+    metrics_->append(rebalance);
+    warned_ = false;
+  } catch (const Error& error) {
+    warn(error);
+  }
+  message("the batch is divided anew " + timeline::to_text(rebalance));
+}
+
 void RunLog::add(const timeline::Rollback& rollback) {
   const auto is_later = [&](const auto& metrics) {
     return metrics.step > rollback.step;
@@ -115,6 +127,7 @@ void RunLog::add(const timeline::Rollback& rollback) {
   rollbacks_.push_back(rollback);
   std::erase_if(steps_, is_later);
   std::erase_if(evaluations_, is_later);
+  std::erase_if(rebalances_, is_later);
   if (evaluated_step_ > rollback.step) evaluated_step_ = -1;
   if (world_.rank() != 0) return;
   metrics_.reset();  // writes what it has

@@ -13,6 +13,7 @@
 #include "echelon/layout/mesh.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/progress.h"
+#include "echelon/timeline/rebalance.h"
 #include "echelon/timeline/rollback.h"
 #include "echelon/train/step_sums.h"
 
@@ -43,6 +44,8 @@ class RunLog {
   void add(const timeline::StepMetrics& metrics, const StepSums& sums);
   /// Every rank calls, with the same metrics but for the epoch.
   void add(const timeline::EvaluationMetrics& metrics);
+  /// Rank 0 alone calls.
+  void add(const timeline::Rebalance& rebalance);
   /// Training goes on from rollback.step: removes what came after it, and adds
   /// the roll-back to the file. Every rank calls. Throws what
   /// truncate_metrics() and append_rollback() throw.
@@ -67,6 +70,10 @@ class RunLog {
   const std::vector<timeline::Rollback>& rollbacks() const {
     return rollbacks_;
   }
+  /// Rank 0 alone has them, those of earlier processes too.
+  const std::vector<timeline::Rebalance>& rebalances() const {
+    return rebalances_;
+  }
   /// The step of the last evaluation, the same on all ranks; -1: none.
   int64_t evaluated_step() const { return evaluated_step_; }
 
@@ -81,6 +88,7 @@ class RunLog {
   std::vector<timeline::StepMetrics> steps_;
   std::vector<timeline::EvaluationMetrics> evaluations_;
   std::vector<timeline::Rollback> rollbacks_;
+  std::vector<timeline::Rebalance> rebalances_;
   bool warned_ = false;  // of lines that are not written yet
   int64_t evaluated_step_ = -1;
   timeline::RecentSteps recent_;  // of this process: those of a line

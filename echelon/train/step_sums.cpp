@@ -30,6 +30,7 @@ static_assert(std::is_trivially_copyable_v<Summands>);
 static_assert(sizeof(Summands) == 11 * sizeof(double), "nothing but numbers");
 
 void compare_ranks(const double* work, int64_t num_ranks, StepSums& sums) {
+  sums.work_seconds.assign(work, work + num_ranks);
   double total = 0;
   double most = 0;
   for (int64_t rank = 0; rank < num_ranks; ++rank) {

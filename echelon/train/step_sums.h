@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <torch/types.h>
 
@@ -33,10 +34,11 @@ struct StepSums {
   bool stop = false;       // some rank was asked to stop
   bool preempted = false;  // some rank was asked by SIGTERM
   SaverNews saver;
-  bool memory = false;        // a copy in memory is to be made
-  int64_t bad_rank = -1;      // first rank whose loss is not finite
-  int32_t slowest_rank = -1;  // -1 with one rank
-  double slowest_excess = 0;  // its work seconds over the mean, less 1
+  bool memory = false;               // a copy in memory is to be made
+  int64_t bad_rank = -1;             // first rank whose loss is not finite
+  int32_t slowest_rank = -1;         // -1 with one rank
+  double slowest_excess = 0;         // its work seconds over the mean, less 1
+  std::vector<double> work_seconds;  // by rank
 };
 
 /// Sums what ranks contribute. Every rank of the world calls this and gets the

@@ -20,6 +20,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 
 #include "echelon/architecture/parameter_list.h"
 #include "echelon/checkpoint/files/folder.h"
@@ -28,11 +29,13 @@
 #include "echelon/comm/trace/progress.h"
 #include "echelon/environment/rank_environment.h"
 #include "echelon/error.h"
+#include "echelon/job/pipeline_schedule.h"
 #include "echelon/profiling/event_clock.h"
 #include "echelon/text/format.h"
 #include "echelon/text/plain.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/rollback.h"
+#include "echelon/train/batch_division.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/non_finite.h"
 #include "echelon/train/record_collectives.h"
@@ -82,7 +85,7 @@ class Loop {
  public:
   Loop(
       const Job& job, World& world, std::filesystem::path folder,
-      const LayerFactory& layers);
+      const LayerFactory& layers, const TrainDoors& doors);
   ~Loop() { world_.history().count_into(nullptr); }
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
@@ -113,11 +116,16 @@ class Loop {
 
   void train_on();
   bool one_step();
+  double waited_seconds() const {
+    return static_cast<double>(world_.history().waited_ns()) / 1e9;
+  }
   void settle();
   void go_back_or_fail(
       const Queued& queued, const std::string& why, const std::string& advice);
   void go_back();
   void discard_later();
+  void begin_division();
+  void divide_anew(const Queued& queued, const StepSums& sums);
   void
   record(const Queued& queued, const StepSums& sums, const StepUpdate& update);
   bool restore();
@@ -148,6 +156,7 @@ class Loop {
   }
   bool evaluated() const { return log_.evaluated_step() == step_; }
 
+  const TrainDoors doors_;
   const Job job_;  // the model's name is the configuration's, or kOwnModel
   World& world_;
   std::filesystem::path folder_;
@@ -170,6 +179,7 @@ class Loop {
   std::optional<Saver> saver_;
   std::optional<MemorySaver> memory_saver_;
   std::optional<ReplicaCheck> replicas_;
+  std::optional<BatchDivision> division_;  // where it may change
   int64_t compared_ = -1;  // the last step after which replicas were equal
   RunLog log_;
   int64_t begin_ns_ = timeline::steady_now_ns();
@@ -195,8 +205,9 @@ class Loop {
 
 Loop::Loop(
     const Job& job, World& world, std::filesystem::path folder,
-    const LayerFactory& layers)
-    : job_(as_saved(job, layers)),
+    const LayerFactory& layers, const TrainDoors& doors)
+    : doors_(doors),
+      job_(as_saved(job, layers)),
       world_(world),
       folder_(std::move(folder)),
       groups_(world, job.layout),
@@ -251,6 +262,7 @@ Loop::Loop(
     replicas_.emplace(world_, groups_, state_.model());
     if (!replicas_->has_replicas()) replicas_.reset();
   }
+  begin_division();
   if (!is_rank_zero()) return;
   write_own_configuration(job_, folder_, layers != nullptr);
   run_layers_ =
@@ -279,6 +291,43 @@ bool Loop::restore() {
   }
   if (resumed.own) log_.restore(step_);
   return resumed.own;
+}
+
+// A run that goes on begins with the division that it had.
+void Loop::begin_division() {
+  const auto& train = job_.train;
+  const int64_t degree = job_.layout.data_ranks();
+  if (train.rebalance_every == 0 || degree == 1) return;
+  if (!world_.device().is_cpu()) {
+    throw ConfigError(format(
+        "[train] rebalance_every = {}: what a rank works is measured on CPUs, "
+        "and this one computes on {}; set rank_batch, as `echelon explain` "
+        "says after a run, or leave rebalance_every out",
+        train.rebalance_every, world_.device().str()));
+  }
+  auto samples = train.rank_batch;
+  if (samples.empty()) {
+    samples.assign(static_cast<size_t>(degree), train.batch / degree);
+  }
+  division_.emplace(
+      groups_.mesh(), std::move(samples),
+      job_.layout.pp > 1 ? microbatches_of(job_) : train.accumulate,
+      train.rebalance_every);
+  const auto& before = log_.rebalances();
+  std::istringstream last(world_.exchange(
+      before.empty() ? std::string() : join(before.back().after, " "))[0]);
+  samples.clear();
+  for (int64_t one = 0; last >> one;) samples.push_back(one);
+  if (division_->resume(samples)) loader_.divide(samples);
+}
+
+// All ranks have the same sums, and so do the same.
+void Loop::divide_anew(const Queued& queued, const StepSums& sums) {
+  if (!division_ || queued.batch.global_count != job_.train.batch) return;
+  const auto change = division_->after_step(queued.step, sums.work_seconds);
+  if (!change || queued.step >= total_steps_) return;
+  loader_.divide(change->after);
+  if (is_rank_zero()) log_.add(*change);
 }
 
 void Loop::go_to(const CheckpointManifest& from) {
@@ -332,7 +381,12 @@ void Loop::train_on() {
       if (step_ % std::max<int64_t>(1, job_.train.check_replicas_every) == 0) {
         compare_replicas();
       }
+      const double stood_still = saver_ ? saver_->stopped_seconds() : 0;
       if (!back_) save();
+      if (saver_) {
+        progress_.add(
+            TimedPart::checkpoint, saver_->stopped_seconds() - stood_still);
+      }
     }
   }
 }
@@ -344,7 +398,7 @@ bool Loop::one_step() {
   begun_ = std::max(begun_, step_ + 1);
   memory_.begin_step(*recorder_);
   const double started = seconds();
-  const int64_t waited_ns = world_.history().waited_ns();
+  const double waited = waited_seconds();
   std::optional<Batch> batch;
   {
     timeline::ScopedSpan span(
@@ -364,9 +418,11 @@ bool Loop::one_step() {
   progress_.advance();
   const int64_t saver_phase = saver_ ? saver_->phase_number() : 0;
   // A rank that waits for a slower one does not work.
-  const double worked =
-      seconds() - started -
-      static_cast<double>(world_.history().waited_ns() - waited_ns) / 1e9;
+  double worked = seconds() - started - (waited_seconds() - waited);
+  if (doors_.work_seconds) {
+    worked = doors_.work_seconds(
+        world_.rank(), step_ + 1, static_cast<int64_t>(batch->indices.size()));
+  }
   const auto sums = sum_over_ranks(
       {.score = score,
        .skipped = batch->skipped,
@@ -395,9 +451,12 @@ bool Loop::one_step() {
       step_ == 0;
   if (saver_) saver_->before_update();
   const bool by_layer = logged && job_.train.layer_norms;
+  const double summed = seconds();
+  const double waited_before = waited_seconds();
   const auto update = state_.update_on_device(
       step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr,
       must_skip(sums, world_.size()));
+  const double updated = seconds() - (waited_seconds() - waited_before);
   ++step_;
   position_ = position;
   queued_.emplace(Queued{
@@ -410,7 +469,12 @@ bool Loop::one_step() {
       .data_seconds = loaded - started,
       .saver_phase = saver_phase,
       .numbers = HostCopy({sums, update})});
-  if (world_.device().is_cpu()) settle();
+  // On a device, the host does not wait for what it queues.
+  if (world_.device().is_cpu()) {
+    settle();
+    progress_.add(TimedPart::update, updated - summed);
+    progress_.add(TimedPart::communication, waited_seconds() - waited);
+  }
   return true;
 }
 
@@ -471,6 +535,7 @@ void Loop::settle() {
   }
   progress_.pause();  // whoever reads the terminal may take any time
   record(queued, sums, update);
+  divide_anew(queued, sums);
 }
 
 void Loop::record(
@@ -664,6 +729,7 @@ void Loop::go_back() {
 void Loop::discard_later() {
   const auto folder = folder_ / "checkpoints";
   if (is_rank_zero()) {
+    if (saver_) saver_->discard_after(step_);
     for (const auto& place : list_checkpoints(folder)) {
       if (place.step <= step_) continue;
       log_.message(format(
@@ -728,7 +794,10 @@ void Loop::compare_replicas() {
 
 void Loop::say_saved(const std::filesystem::path& before) {
   if (is_rank_zero() && saver_->last() != before) {
-    log_.message("saved " + saver_->last().string());
+    const std::string& remote = job_.checkpoint.remote;
+    log_.message(
+        "saved " + saver_->last().string() +
+        (remote.empty() ? "" : " and in " + remote));
   }
 }
 
@@ -822,6 +891,7 @@ void Loop::write_outcome() {
       .skipped = skipped_,
       .skipped_steps = skipped_steps_,
       .rollbacks = log_.rollbacks(),
+      .rebalances = log_.rebalances(),
       .resumed = resumed_,
       .layers = std::move(run_layers_)};
   if (stop_) {
@@ -841,12 +911,12 @@ void Loop::write_outcome() {
 
 TrainResult train(
     const Job& job, World& world, const std::filesystem::path& folder,
-    const LayerFactory& layers) {
+    const LayerFactory& layers, const TrainDoors& doors) {
   at::set_num_threads(
       job.train.threads > 0 ? static_cast<int>(job.train.threads)
                             : world.compute_threads());
   try {
-    Loop loop(job, world, folder, layers);
+    Loop loop(job, world, folder, layers, doors);
     try {
       return loop.run();
     } catch (...) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,6 +23,12 @@
 #include "echelon/train/strategies/step.h"
 
 namespace echelon {
+
+/// What tests put in the place of measurements.
+struct TrainDoors {
+  /// What a rank works in a step (from 1) for so many samples, in seconds.
+  std::function<double(int rank, int64_t step, int64_t samples)> work_seconds;
+};
 
 struct TrainResult {
   int64_t steps = 0;         // done
@@ -54,6 +61,6 @@ TrainResult train(
     const LayerList* layers = nullptr);
 TrainResult train(
     const Job& job, World& world, const std::filesystem::path& folder,
-    const LayerFactory& layers);
+    const LayerFactory& layers, const TrainDoors& doors = {});
 
 }  // namespace echelon

@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-packages=(libicu72 libsentencepiece0 libturbojpeg0 libpng16-16 libxxhash0 libssl3 libsqlite3-0 zlib1g libstdc++6
+packages=(libicu72 libsentencepiece0 libturbojpeg0 libpng16-16 libxxhash0 libssl3 libsqlite3-0 libcurl4 zlib1g libstdc++6
   libgomp1 ca-certificates python3 python3-venv python3-pip)
 missing=()
 for package in "${packages[@]}"; do

@@ -85,9 +85,10 @@ TEST_F(CommandLine, HelpStartsWithExamples) {
       "schedule",   "plan",   "simulate", "doctor", "config",
       "completion", "help",   "version",  "deploy", "submit"};
   commands.insert(
-      commands.end(), {"bench collectives", "checkpoint list",
-                       "checkpoint show", "checkpoint verify",
-                       "checkpoint diff", "config show", "config reference"});
+      commands.end(),
+      {"watch", "report", "bench collectives", "checkpoint list",
+       "checkpoint show", "checkpoint verify", "checkpoint diff", "config show",
+       "config reference"});
   for (const auto& command : commands) {
     const auto outcome = run(command + " --help");
     EXPECT_EQ(outcome.exit_code, 0) << command;

@@ -25,6 +25,7 @@ using testing::Not;
 using testing::UnorderedElementsAre;
 using testing_support::Command;
 using testing_support::read_file;
+using testing_support::SlurmOptions;
 using testing_support::TestSlurm;
 using Words = std::vector<std::string>;
 
@@ -41,6 +42,7 @@ const std::string kPlace =
 
 class Slurm : public testing::Test {
  protected:
+  explicit Slurm(const SlurmOptions& options = {}) : slurm_(options) {}
   void SetUp() override {
     if (!slurm_.reason().empty()) GTEST_SKIP() << slurm_.reason();
   }
@@ -59,6 +61,7 @@ class Slurm : public testing::Test {
 /// Those that train.
 class SlurmTraining : public Slurm {
  protected:
+  using Slurm::Slurm;
   void SetUp() override {
     if (!fs::exists(program("echelon-train"))) {
       GTEST_SKIP() << "needs LibTorch: build with ECHELON_LIBTORCH";
@@ -67,16 +70,26 @@ class SlurmTraining : public Slurm {
   }
   std::string run() const { return slurm_.folder() + "/run"; }
   /// Of the digits, which take long for so many steps.
-  std::string train(const std::string& more, const std::string& steps) const {
+  std::string train(
+      const std::string& more, const std::string& steps,
+      const std::string& name = "run") const {
     return program("echelon") + " train " +
            source_path("examples/configs/digits.toml") +
-           " --set train.run=" + run() +
+           " --set train.run=" + slurm_.folder() + "/" + name +
            " --set train.epochs=0 --set train.steps=" + steps +
            " --set optimizer.warmup_steps=0 " + more;
   }
-  int steps_done() const {
+  int steps_done(const std::string& name = "run") const {
     return testing_support::count(
-        read_file(run() + "/metrics.jsonl"), "\"step\"");
+        read_file(slurm_.folder() + "/" + name + "/metrics.jsonl"), "\"step\"");
+  }
+  /// The newest one's number.
+  int last_step(const std::string& name = "run") const {
+    const std::string text =
+        read_file(slurm_.folder() + "/" + name + "/metrics.jsonl");
+    const std::string key = "\"step\":";
+    const size_t at = text.rfind(key);
+    return at == std::string::npos ? 0 : std::atoi(&text[at + key.size()]);
   }
   bool until_steps(int number) const {
     return Command::until([&] { return steps_done() >= number; });
@@ -253,6 +266,25 @@ TEST_F(SlurmTraining, KillOnBadExitKeepsCode75) {
   EXPECT_GT(saved_step(), 0);
 }
 
+// The hosts share the run's folder, and no socket.
+TEST_F(SlurmTraining, AJobIsAskedFromAnotherHost) {
+  const std::string job = slurm_.submit(
+      train("", "1000000"), {"--nodelist=n1", "--ntasks-per-node=2"});
+  ASSERT_TRUE(until_steps(10)) << out();
+  const auto ask = [&](const Words& words) {
+    return slurm_.output_of({program("echelon"), "job", words[0], words[1]});
+  };
+  EXPECT_THAT(
+      ask({"status", run()}), HasSubstr(run() + ": 2 ranks, dp=2, step "));
+  EXPECT_THAT(ask({"stop", run()}), HasSubstr(run()));
+  ASSERT_TRUE(slurm_.until_state(job, "PENDING")) << out();
+  EXPECT_GT(saved_step(), 0);
+  // It waits for its next start.
+  Command late(slurm_.on_first({program("echelon"), "job", "stop", run()}));
+  EXPECT_NE(late.wait(), 0);
+  EXPECT_THAT(late.err(), HasSubstr("on node n1 of Slurm job " + job));
+}
+
 TEST_F(SlurmTraining, AJobWhoseNodeIsLostIsQueuedAgain) {
   const std::string job = slurm_.submit(
       train("--set checkpoint.every_steps=5", "1000000"),
@@ -277,6 +309,114 @@ TEST_F(SlurmTraining, NoKillGoesOnWithWhatIsLeft) {
   slurm_.output_of({"scancel", "--signal=TERM", job});
   EXPECT_TRUE(Command::until([&] { return slurm_.state_of(job) != "RUNNING"; }))
       << out();
+}
+
+/// Two nodes of two GPUs, and two projects that have two each for sure.
+class SlurmQuota : public SlurmTraining {
+ protected:
+  SlurmQuota() : SlurmTraining({.gpus = 2, .accounting = true}) {}
+  void SetUp() override {
+    SlurmTraining::SetUp();
+    if (IsSkipped()) return;
+    for (const char* name : {"language", "vision"}) slurm_.add_project(name, 2);
+  }
+  /// Exit codes of the steps that the job has had, in each of its starts.
+  std::string codes_of(const std::string& job) const {
+    return slurm_.output_of(
+        {"sacct", "--noheader", "--parsable2", "--duplicates", "--jobs=" + job,
+         "--format=JobID,State,ExitCode"});
+  }
+};
+
+// benchmarks/slurm_quota.py reads what is printed, and says how often.
+TEST_F(SlurmQuota, AGuaranteedJobPreemptsOneThatSavesAndGoesOn) {
+  const char* asked = std::getenv("ECHELON_QUOTA_TRIES");
+  const int tries = asked == nullptr ? 1 : std::atoi(asked);
+  const std::string borrower = slurm_.submit(
+      train("", "1000000"), {"--account=language", "-N2", "--ntasks-per-node=2",
+                             "--gpus-per-node=2"});
+  int before = 0;
+  for (int i = 1; i <= tries; ++i) {
+    ASSERT_TRUE(Command::until([&] { return last_step() >= before + 10; }))
+        << out();
+    const std::string name = "vision" + std::to_string(i);
+    const auto begin = std::chrono::steady_clock::now();
+    const std::string owner = slurm_.submit(
+        train("", "20", name),
+        {"--account=vision", "--qos=vision-guaranteed", "-N1",
+         "--ntasks-per-node=2", "--gpus-per-node=2"});
+    ASSERT_TRUE(Command::until([&] { return last_step(name) > 0; }))
+        << out() << slurm_.output_of({"scontrol", "show", "job", owner});
+    const std::chrono::duration<double> seconds =
+        std::chrono::steady_clock::now() - begin;
+    EXPECT_EQ(slurm_.state_of(borrower), "PENDING");
+    const int done = last_step();
+    const int saved = saved_step();
+    EXPECT_EQ(saved, done);
+    EXPECT_GT(saved, before);
+    // What the first step of each start has ended with.
+    EXPECT_EQ(
+        testing_support::count(codes_of(borrower), borrower + ".0|FAILED|75:0"),
+        i);
+    std::printf(
+        "first step after %.3f s; saved step %d of %d\n", seconds.count(),
+        saved, done);
+    std::fflush(stdout);
+    ASSERT_TRUE(slurm_.until_state(owner, "COMPLETED")) << out();
+    ASSERT_TRUE(until_out(
+        "resumes from step " + std::to_string(saved) + " of " + run()))
+        << out();
+    before = saved;
+  }
+}
+
+/// Two nodes of two GPUs, which a stand-in for the driver shows as Slurm says.
+class SlurmGpus : public Slurm {
+ protected:
+  SlurmGpus() : Slurm({.gpus = 2}) {}
+};
+
+// The launcher of a node shares all of the node's GPUs out.
+TEST_F(SlurmGpus, ALauncherHasThoseOfAllTasksOfItsNode) {
+  for (const char* gpus : {"--gpus-per-task=1", "--gpus-per-node=2"}) {
+    const std::string job = slurm_.submit(
+        kRun +
+            "-- sh -c 'echo $RANK of $WORLD_SIZE on $SLURMD_NODENAME sees "
+            "$CUDA_VISIBLE_DEVICES'",
+        {"-N2", "--ntasks-per-node=2", gpus});
+    ASSERT_TRUE(slurm_.until_state(job, "COMPLETED")) << out();
+    EXPECT_THAT(
+        out(), HasAll(
+                   "0 of 4 on n0 sees 0,1\n", "1 of 4 on n0 sees 0,1\n",
+                   "2 of 4 on n1 sees 0,1\n", "3 of 4 on n1 sees 0,1\n"));
+    fs::remove(slurm_.folder() + "/out");
+  }
+}
+
+// Without launchers: what Slurm shows a task of srun, and what it takes.
+TEST_F(SlurmGpus, EachTaskTakesItsOwn) {
+  if (!fs::exists(program("echelon-train"))) {
+    GTEST_SKIP() << "needs LibTorch: build with ECHELON_LIBTORCH";
+  }
+  for (const bool one : {true, false}) {
+    const std::string gpus = one ? "--gpus-per-task=1" : "--gpus-per-node=2";
+    const std::string first = one ? "cuda:0 of 1" : "cuda:0 of 2";
+    const std::string second = one ? "cuda:0 of 1" : "cuda:1 of 2";
+    Command job(
+        shell(
+            "srun -N2 -n4 --ntasks-per-node=2 " + gpus + " " +
+            test_program("launchers_rank") + " gpus"),
+        {"LD_LIBRARY_PATH=" + test_program("fake_cuda"),
+         "FAKE_CUDA_MACHINE=ab"});
+    EXPECT_EQ(job.wait(), 0) << job.err();
+    EXPECT_THAT(
+        lines_of(job.out()),
+        UnorderedElementsAre(
+            "local rank 0 of node 0 takes " + first + ", 6161",
+            "local rank 1 of node 0 takes " + second + ", 6262",
+            "local rank 0 of node 1 takes " + first + ", 6161",
+            "local rank 1 of node 1 takes " + second + ", 6262"));
+  }
 }
 
 }  // namespace echelon::slurm_test

@@ -1,14 +1,29 @@
 // A stand-in for CUDA's driver. FAKE_CUDA_GPUS: the UUIDs of the visible GPUs,
-// one character each, repeated to 16 bytes ("ab": two GPUs); FAKE_CUDA_INIT:
-// what cuInit returns; FAKE_CUDA_VERSION: the newest CUDA that it runs.
+// one character each, repeated to 16 bytes ("ab": two GPUs); FAKE_CUDA_MACHINE:
+// instead of it, those of the machine, of which CUDA_VISIBLE_DEVICES ("0,2")
+// shows some; FAKE_CUDA_INIT: what cuInit returns; FAKE_CUDA_VERSION: the
+// newest CUDA that it runs.
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
+#include <string>
 
 namespace {
 
 const char* text(const char* variable, const char* otherwise) {
   const char* value = std::getenv(variable);
   return value == nullptr ? otherwise : value;
+}
+
+std::string gpus() {
+  const std::string machine = text("FAKE_CUDA_MACHINE", "");
+  if (machine.empty()) return text("FAKE_CUDA_GPUS", "ab");
+  std::string visible;
+  std::istringstream indices(text("CUDA_VISIBLE_DEVICES", ""));
+  for (std::string index; std::getline(indices, index, ',');) {
+    visible += machine.at(std::stoul(index));
+  }
+  return visible;
 }
 
 }  // namespace
@@ -23,7 +38,7 @@ int cuDriverGetVersion(int* version) {
   return 0;
 }
 int cuDeviceGetCount(int* count) {
-  *count = static_cast<int>(std::strlen(text("FAKE_CUDA_GPUS", "ab")));
+  *count = static_cast<int>(gpus().size());
   return 0;
 }
 int cuDeviceGet(int* device, int index) {
@@ -31,7 +46,7 @@ int cuDeviceGet(int* device, int index) {
   return 0;
 }
 int cuDeviceGetUuid_v2(char* uuid, int device) {
-  std::memset(uuid, text("FAKE_CUDA_GPUS", "ab")[device], 16);
+  std::memset(uuid, gpus()[static_cast<size_t>(device)], 16);
   return 0;
 }
 int cuGetErrorName(int error, const char** name) {

@@ -16,6 +16,7 @@ struct Memory {
 };
 
 int first = 0, second = 1;
+int slices[3] = {};  // of the second
 
 int number(const char* variable) {
   const char* text = std::getenv(variable);
@@ -73,12 +74,12 @@ int nvmlDeviceGetName(void*, char* text, unsigned size) {
 }
 
 int nvmlDeviceGetUUID(void* device, char* text, unsigned size) {
-  std::strncpy(
-      text,
-      device == &first    ? "GPU-first"
-      : device == &second ? "GPU-second"
-                          : "MIG-slice",
-      size);
+  const char* const names[] = {"MIG-one", "MIG-two", "MIG-three"};
+  const char* name = device == &first ? "GPU-first" : "GPU-second";
+  for (int i = 0; i < 3; ++i) {
+    if (device == &slices[i]) name = names[i];
+  }
+  std::strncpy(text, name, size);
   return 0;
 }
 
@@ -95,9 +96,8 @@ int nvmlDeviceGetMaxMigDeviceCount(void*, unsigned* count) {
 }
 
 int nvmlDeviceGetMigDeviceHandleByIndex(void*, unsigned index, void** device) {
-  static int slice = 2;
   if (static_cast<int>(index) >= number("FAKE_NVML_MIG")) return 6;
-  *device = &slice;
+  *device = &slices[index];
   return 0;
 }
 

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cluster_file.h"
@@ -19,9 +20,11 @@ using testing::HasSubstr;
 
 class FakeNvml : public testing::Test {
  protected:
-  static NvmlFindings ask() {
-    return ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
+  static std::unique_ptr<Nvml> nvml() {
+    return std::make_unique<Nvml>(
+        test_program("fake_nvml/libnvidia-ml.so.1").c_str());
   }
+  static NvmlFindings ask() { return nvml()->find(); }
   ~FakeNvml() override {
     for (const char* name :
          {"FAKE_NVML_ERROR", "FAKE_NVML_NAME", "FAKE_NVML_OLD",
@@ -76,15 +79,14 @@ TEST_F(FakeNvml, AFailedStartAndNoLibraryAreTold) {
   EXPECT_TRUE(failed.library);
   EXPECT_EQ(failed.error, 9);
   EXPECT_TRUE(failed.gpus.empty());
-  EXPECT_FALSE(ask_nvml("libecho-none.so.1").library);
+  EXPECT_FALSE(Nvml("libecho-none.so.1").find().library);
 }
 
 TEST_F(FakeNvml, TellsWhatIsWrongWithAGpu) {
-  const std::string library = test_program("fake_nvml/libnvidia-ml.so.1");
   const auto ask = [&](const char* sick,
                        const std::optional<std::string>& visible = {}) {
     ::setenv("FAKE_NVML_SICK", sick, 1);
-    return ask_gpu_health(visible, library.c_str());
+    return nvml()->health(visible);
   };
   for (const char* sick :
        {"none", "lost", "reset", "ecc", "pages", "rows", "hot", "power"}) {
@@ -109,14 +111,13 @@ TEST_F(FakeNvml, TellsWhatIsWrongWithAGpu) {
   EXPECT_EQ(ask("lost", "0").size(), 1U);
   EXPECT_TRUE(ask("lost", "1,0").at(0).lost);
   EXPECT_EQ(ask("hot", "GPU-second").at(0).index, 1);
-  EXPECT_TRUE(ask_gpu_health({}, "libecho-none.so.1").empty());
+  EXPECT_TRUE(Nvml("libecho-none.so.1").health({}).empty());
   ::setenv("FAKE_NVML_ERROR", "9", 1);
   EXPECT_TRUE(ask("hot").empty());
 }
 
 TEST_F(FakeNvml, ReadsWhatGpusDo) {
-  const std::string library = test_program("fake_nvml/libnvidia-ml.so.1");
-  const auto gpus = GpuMeter("1,0", library.c_str()).read();
+  const auto gpus = nvml()->use("1,0");
   ASSERT_EQ(gpus.size(), 2U);
   EXPECT_EQ(gpus[0].index, 1);
   EXPECT_EQ(gpus[0].uuid, "GPU-second");
@@ -127,7 +128,7 @@ TEST_F(FakeNvml, ReadsWhatGpusDo) {
   EXPECT_EQ(gpus[0].celsius, 61);
   EXPECT_EQ(gpus[0].watts, 412.5);
   EXPECT_EQ(gpus[0].hertz, 1.98e9);
-  EXPECT_TRUE(GpuMeter({}, "libecho-none.so.1").read().empty());
+  EXPECT_TRUE(Nvml("libecho-none.so.1").use({}).empty());
 }
 
 TEST(LocalMachine, GpusAreFoundInTheCatalogue) {

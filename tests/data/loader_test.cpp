@@ -191,6 +191,49 @@ TEST(Loader, AnyNumberOfRanksSeesTheSameGlobalBatches) {
   EXPECT_EQ(global(3, {0, 12, 0}), one);
 }
 
+// Batches that were loaded ahead for another division are loaded anew.
+TEST(Loader, ABatchMayBeDividedAnewAtAnyTime) {
+  for (const bool in_memory : {false, true}) {
+    Numbers data(50);
+    data.memory = in_memory;
+    std::vector<std::vector<int64_t>> batches[2];
+    std::vector<std::vector<int64_t>> sizes;
+    for (const bool divided : {false, true}) {
+      for (int64_t rank = 0; rank < 3; ++rank) {
+        Loader loader(
+            data, {.samples = first(50),
+                   .global_batch = 12,
+                   .rank = rank,
+                   .num_ranks = 3,
+                   .seed = 9});
+        for (size_t i = 0; i < 10; ++i) {
+          if (divided && i == 2) loader.divide({1, 9, 2});
+          if (divided && i == 8) loader.divide({6, 1, 5});
+          if (i == 5) loader.start_epoch(1);
+          const auto batch = loader.next();
+          ASSERT_TRUE(batch);
+          auto& all = batches[divided];
+          all.resize(std::max(all.size(), i + 1));
+          all[i].insert(
+              all[i].end(), batch->indices.begin(), batch->indices.end());
+          if (divided && rank == 1) {
+            sizes.push_back({static_cast<int64_t>(batch->indices.size())});
+          }
+        }
+        EXPECT_FALSE(loader.next());
+      }
+    }
+    EXPECT_EQ(batches[1], batches[0]) << in_memory;
+    EXPECT_EQ(
+        sizes, (std::vector<std::vector<int64_t>>{
+                   {4}, {4}, {9}, {9}, {1}, {9}, {9}, {9}, {1}, {0}}));
+  }
+  const Numbers data(8);
+  Loader loader(data, {.samples = first(8), .global_batch = 4, .num_ranks = 2});
+  EXPECT_THROW(loader.divide({4}), ConfigError);
+  EXPECT_THROW(loader.divide({0, 0}), ConfigError);
+}
+
 TEST(Loader, KeysDependOnSeedEpochAndSampleAlone) {
   Numbers data(20);
   const auto keys_of = [&](uint64_t seed, int64_t epoch, int64_t ranks) {

@@ -36,6 +36,7 @@ SKIPPED = {
     "benchmarks/published/run.py": "takes minutes",
     "benchmarks/chaos.py": "takes minutes; tests/chaos does it in short",
     "benchmarks/chaos_hosts.py": "takes minutes, and needs root",
+    "benchmarks/slurm_quota.py": "takes minutes; tests/cli/slurm_test does it once",
     "torchrun ": "needs Python's PyTorch; tests/launch starts programs under it",
     "srun ": "needs Slurm; tests/cli/slurm_test runs such commands",
     "--hosts host-0": "needs hosts; tests/cli/job_hosts_test has some",
@@ -52,9 +53,11 @@ SKIPPED = {
     "contents 1": "is a part of a file, not a command",
     "echelon pool ": "needs a daemon that runs meanwhile; tests/pool does it",
     "benchmarks/pool.py": "takes minutes; tests/pool does it in short",
+    "benchmarks/pool_first_step.py": "takes a minute; tests/pool does it in short",
     "echelon job ": "needs a job that runs meanwhile; tests/train/saving does it",
     "--nnodes 2 --check": "asks the Slurm of this machine; tests/deploy does it",
     "echelon submit ": "needs Slurm; tests/deploy has a stand-in",
+    "watch runs  ": "goes on until Ctrl-C; tests/watch does it",
     "echelon sample RUN": "names the options, not a command",
 }
 # The text of a command, and what stands for it here.
@@ -65,6 +68,7 @@ CHANGED = {
     "-n 8 --": "-n 1 --",
     "10.0.0.1": "127.0.0.1 --master-port {port}",
     "9464": "{port}",
+    "/var/lib/prometheus/node-exporter/": "",
     "elsewhere/timeline.json": "runs/digits/timeline.json",
 }
 SMALL = """[model]

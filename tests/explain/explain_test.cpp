@@ -488,8 +488,56 @@ TEST_F(Explain, AStraggler) {
                    }});
   EXPECT_THAT(found.ranks, ElementsAre(2));
   EXPECT_NEAR(found.share, 45 / 141.0, 1e-6);
-  EXPECT_NEAR(found.gain, found.share, 1e-12);
   EXPECT_THAT(found.reason.diagnosis, HasSubstr("Rank 2 takes 50 % longer"));
+  // Of 64 samples at 90/16 ms each, and 135/16 ms on rank 2.
+  EXPECT_THAT(
+      found.settings,
+      ElementsAre(testing::StartsWith("train.rank_batch=[18, ")));
+  EXPECT_NEAR(found.gain, (135 - 18 * 90 / 16.0) / 141, 1e-6);
+  EXPECT_THAT(
+      found.reason.fix,
+      HasSubstr(
+          "slowest rank computes for 101 ms of a step instead of 135 ms"));
+}
+
+// Where the batch would be divided anew, nobody has to be told how.
+TEST_F(Explain, AStragglerOfARunThatDividesItsBatch) {
+  const auto slow = DataParallel{.times = [](int rank, int64_t) {
+    return rank == 0 ? RankStep{} : RankStep{.forward = 60, .backward = 120};
+  }};
+  Job job = made::job_of("dp=2");
+  job.train.rebalance_every = 20;
+  EXPECT_TRUE(only(Fault::straggler, job, timeline_of(slow)).settings.empty());
+  // Nor where each rank normalizes by its own samples.
+  job = made::job_of("dp=2");
+  job.model.name = "resnet18";
+  EXPECT_TRUE(only(Fault::straggler, job, timeline_of(slow)).settings.empty());
+  job.model.sync_batch_norm = true;
+  EXPECT_THAT(
+      only(Fault::straggler, job, timeline_of(slow)).settings,
+      ElementsAre("train.rank_batch=[43, 21]"));
+}
+
+// The slow rank has had a third of the samples since the first step.
+TEST_F(Explain, StepsAfterTheBatchWasDividedAnew) {
+  const DataParallel even{.times = [](int, int64_t) { return RankStep{}; }};
+  Job job = made::job_of("dp=2");
+  job.train.rebalance_every = 5;
+  made::write_run(folder_.path("run"), job, timeline_of(even));
+  timeline::MetricsWriter(folder_.path("run/metrics.jsonl"))
+      .append(timeline::Rebalance{
+          .step = 0,
+          .before = {32, 32},
+          .seconds = {0.064, 0.128},
+          .after = {43, 21}});
+  const auto run = explain_run(folder_.path("run"));
+  EXPECT_TRUE(run.findings.empty());  // though it takes twice as long a sample
+  EXPECT_THAT(
+      run.notes,
+      testing::Contains(
+          "the batch was divided anew after step 0: ranks work 64 ms, 128 ms "
+          "for 32, 32 samples; from now on they take 43, 21, with which the "
+          "slowest should work 86 ms instead of 128 ms"));
 }
 
 TEST_F(Explain, AStragglerThatIsSlowMostOfTheTime) {

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -184,10 +185,13 @@ TEST_F(RunRecordTest, ARunThatWasCutInAnyFileSaysWhatIsMissing) {
     const std::string path = run_ + "/" + name;
     const std::string whole = read_text_file(path);
     for (const double share : {0.0, 0.33, 0.66, 0.95}) {
-      const auto size = static_cast<double>(whole.size());
-      folder_.write(
-          std::string("run/") + name,
-          whole.substr(0, static_cast<size_t>(share * size)));
+      auto size =
+          static_cast<size_t>(share * static_cast<double>(whole.size()));
+      // Whole lines of a configuration would be one.
+      if (const size_t key = whole.rfind(" = ", size); key < size) {
+        size = std::min(size, key + 2);
+      }
+      folder_.write(std::string("run/") + name, whole.substr(0, size));
       const RunRecord record = read_run(run_);
       EXPECT_THAT(record.notes, Contains(HasSubstr(said))) << name << share;
       EXPECT_FALSE(record.steps.empty() && record.timeline.spans.empty());

@@ -938,27 +938,38 @@ TEST_F(Namespaces, ACutCableEndsTheJobOnBothHosts) {
   EXPECT_THAT(last_line(b), HasSubstr("node 0 (10.83.0.1) is gone"));
 }
 
-/// Three hosts of a job that goes on with two.
+/// Hosts of a job that goes on with some of them.
 class CutHosts : public Membership {
  protected:
-  void SetUp() override {
-    if (!hosts_.reason().empty()) GTEST_SKIP() << hosts_.reason();
+  void use_hosts(int number) {
+    number_ = number;
+    hosts_ = std::make_unique<TestHosts>(number);
   }
   std::vector<std::string> on(int host) const {
-    return hosts_.on(
-        host,
-        launch(
-            words(
-                "--nnodes 1:3 --plain --node-rank " + std::to_string(host) +
-                " --master-addr " + TestHosts::address(0)),
-            program()));
+    return hosts_->on(
+        host, launch(
+                  words(
+                      "--nnodes 1:" + std::to_string(number_) +
+                      " --plain --node-rank " + std::to_string(host) +
+                      " --master-addr " + TestHosts::address(0)),
+                  program()));
   }
-  TestHosts hosts_{3};
+  static void expect_alone(Command& cut) {
+    EXPECT_TRUE(Command::until([&] {
+      return cut.err().find("this host looks for the others") !=
+             std::string::npos;
+    })) << cut.err();
+    EXPECT_EQ(count(cut.out(), "g1"), 0);
+  }
+  int number_ = 0;
+  std::unique_ptr<TestHosts> hosts_;
 };
 
 // The side of one host ends its ranks, and none start there: a job never goes
 // on in two places.
 TEST_F(CutHosts, TheMajorityGoesOnAndTheOtherComesBack) {
+  use_hosts(3);
+  if (!hosts_->reason().empty()) GTEST_SKIP() << hosts_->reason();
   for (const int victim : {2, 0}) {
     Command a(on(0)), b(on(1)), c(on(2));
     std::vector<Command*> all = {&a, &b, &c};
@@ -966,17 +977,13 @@ TEST_F(CutHosts, TheMajorityGoesOnAndTheOtherComesBack) {
       ASSERT_TRUE(all[i]->until_output("g0 " + std::to_string(i) + "/3"))
           << all[i]->err();
     }
-    hosts_.cut(victim);
+    hosts_->cut(victim);
     Command* cut = all[victim];
     all.erase(all.begin() + victim);
     ASSERT_TRUE(all[0]->until_output("g1 0/2")) << all[0]->err();
     ASSERT_TRUE(all[1]->until_output("g1 1/2")) << all[1]->err();
-    ASSERT_TRUE(Command::until([&] {
-      return cut->err().find("this host looks for the others") !=
-             std::string::npos;
-    })) << cut->err();
-    EXPECT_EQ(count(cut->out(), "g1"), 0);
-    hosts_.mend(victim);
+    expect_alone(*cut);
+    hosts_->mend(victim);
     ASSERT_TRUE(cut->until_output("g2 2/3")) << cut->err() << all[0]->err();
     ASSERT_TRUE(all[0]->until_output("g2 0/3"));
     finish();
@@ -984,6 +991,32 @@ TEST_F(CutHosts, TheMajorityGoesOnAndTheOtherComesBack) {
     EXPECT_EQ(count(cut->out(), "g1"), 0);
     std::filesystem::remove(folder_.path() + "/done");
   }
+}
+
+// Those that all others would call first, as when a rack loses its switch.
+TEST_F(CutHosts, ThoseWithTheLowestNumbersAreLost) {
+  constexpr int kCut = 5;
+  constexpr int kHosts = 11;
+  use_hosts(kHosts);
+  if (!hosts_->reason().empty()) GTEST_SKIP() << hosts_->reason();
+  std::vector<std::unique_ptr<Command>> all;
+  for (int i = 0; i < kHosts; ++i) {
+    all.push_back(std::make_unique<Command>(on(i)));
+  }
+  for (int i = 0; i < kHosts; ++i) {
+    ASSERT_TRUE(all[i]->until_output("g0 " + std::to_string(i) + "/11"))
+        << all[i]->err();
+  }
+  for (int i = 0; i < kCut; ++i) hosts_->cut(i);
+  std::vector<Command*> others;
+  for (int i = kCut; i < kHosts; ++i) {
+    others.push_back(all[i].get());
+    ASSERT_TRUE(all[i]->until_output("g1 " + std::to_string(i - kCut) + "/6"))
+        << all[i]->err();
+  }
+  for (int i = 0; i < kCut; ++i) expect_alone(*all[i]);
+  finish();
+  expect_ends(others, 0);
 }
 
 }  // namespace echelon::testing_support::launch_hosts_test

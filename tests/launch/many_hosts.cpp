@@ -5,15 +5,19 @@
 //   many_hosts HOSTS [RANKS] [SECONDS]
 //
 // Prints a line of JSON for each phase of the job: how long it took, the
-// messages and bytes that all launchers sent in it, and the processor time of
-// the one that coordinates.
+// messages and bytes that all launchers sent in it, how often they called each
+// other, and the processor time of the one that coordinates.
 //
 //   join        from the first connection until all have their place
 //   idle        SECONDS (2) in which nothing happens
 //   signal      a host asks for a checkpoint on all hosts
 //   failure     from a failure on one host until all know how the job ended
 //   restart     until all are in the next generation
-//   end         until all have left
+//   lost        from the end of node 0 until the others are in a generation
+//               without it
+//   silent      the same for a quarter of the hosts, those with the lowest
+//               numbers, whose launchers say nothing any more
+//   end         until the others have left
 #include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -90,6 +94,7 @@ class ManyHosts {
     LaunchOptions options;
     options.num_ranks = ranks_;
     options.num_nodes = hosts_;
+    options.least_nodes = hosts_ - 1;
     options.node_rank = node;
     options.master_addr = "127.0.0.1";
     options.master_port = port_;
@@ -123,13 +128,35 @@ class ManyHosts {
     start = hosts.next(/*may_restart=*/true, signals_);
     check(start && start->place.generation == 1);
     meet("restart", node);
+    // As node 0's launcher is killed: its connections close, and its port
+    // refuses others.
     if (node == 0) {
-      hosts.finish(0);
+      hosts = Hosts();
     } else {
+      while (!hosts.end()) turn(hosts);
+      start = hosts.next(/*may_restart=*/true, signals_);
+      check(
+          start && start->num_nodes == hosts_ - 1 &&
+          hosts.coordinates() == (node == 1));
+    }
+    meet("lost", node, 1);
+    const int silent = std::max(1, hosts_ / 4);
+    const int first = 1 + silent;
+    options.least_nodes = hosts_ - first;
+    if (node >= first) {
+      while (!hosts.end()) turn(hosts);
+      start = hosts.next(/*may_restart=*/true, signals_);
+      check(
+          start && start->num_nodes == hosts_ - first &&
+          hosts.coordinates() == (node == first));
+    }
+    meet("silent", node, first);
+    if (node == first) hosts.finish(0);
+    if (node > first) {
       check(!hosts.next(/*may_restart=*/true, signals_));
       check(hosts.exit_code() == 0);
     }
-    meet("end", node);
+    meet("end", node, first);
   }
 
   // As a launcher that has heard of a failure: it ends its ranks, and says how
@@ -161,11 +188,14 @@ class ManyHosts {
     return failed;
   }
 
-  void meet(const char* phase, int node) {
-    if (node == 0) {
-      coordinator_ = seconds_of_thread();
+  void meet(const char* phase, int node, int coordinator = 0) {
+    thread_local double before = 0;
+    const double now = seconds_of_thread();
+    if (node == coordinator) {
       phase_ = phase;
+      coordinator_seconds_ = now - before;
     }
+    before = now;
     together_.arrive_and_wait();
   }
 
@@ -174,15 +204,16 @@ class ManyHosts {
     const LinkTraffic sent = link_traffic();
     std::printf(
         "{\"hosts\":%d,\"ranks\":%d,\"phase\":\"%s\",\"seconds\":%.3f,"
-        "\"messages\":%llu,\"bytes\":%llu,\"coordinator_cpu_seconds\":%.3f}\n",
+        "\"messages\":%llu,\"bytes\":%llu,\"calls\":%llu,"
+        "\"coordinator_cpu_seconds\":%.3f}\n",
         hosts_, hosts_ * ranks_, phase_,
         std::chrono::duration<double>(now - began_).count(),
         static_cast<unsigned long long>(sent.messages - sent_.messages),
         static_cast<unsigned long long>(sent.bytes - sent_.bytes),
-        coordinator_ - coordinator_before_);
+        static_cast<unsigned long long>(sent.calls - sent_.calls),
+        coordinator_seconds_);
     std::fflush(stdout);
     sent_ = link_traffic();
-    coordinator_before_ = coordinator_;
     began_ = steady_clock::now();
   }
 
@@ -203,13 +234,13 @@ class ManyHosts {
   steady_clock::time_point began_;
   LinkTraffic sent_;
   const char* phase_ = "";
-  double coordinator_ = 0, coordinator_before_ = 0;
+  double coordinator_seconds_ = 0;
 };
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int hosts = argc > 1 ? std::atoi(argv[1]) : 64;
+  const int hosts = argc > 1 ? std::max(4, std::atoi(argv[1])) : 64;
   const int ranks = argc > 2 ? std::atoi(argv[2]) : 8;
   const int rest = argc > 3 ? std::atoi(argv[3]) : 2;
   rlimit limit{};

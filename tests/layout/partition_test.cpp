@@ -139,6 +139,66 @@ TEST(Balance, WithinMemoryEqualsTheBestOfAllCutsThatFit) {
   EXPECT_GT(moved, 50);
 }
 
+// Slices are as fast as their devices.
+TEST(Balance, BySpeedEqualsTheBestOfAllCuts) {
+  EXPECT_THAT(
+      balance(
+          std::vector<double>(9, 1.0), 2, {.bytes = std::vector<int64_t>(9)},
+          {1.0, 0.5}),
+      ElementsAre(0, 6, 9));
+  std::mt19937 random(9);
+  int refused = 0;
+  for (int round = 0; round < 600; ++round) {
+    const size_t layers = 1 + random() % 9;
+    const size_t slices = 1 + random() % layers;
+    std::vector<double> costs(layers);
+    std::vector<double> speeds(slices);
+    SliceMemory memory;
+    for (double& cost : costs) {
+      cost = static_cast<double>(random() % 12);
+      memory.bytes.push_back(static_cast<int64_t>(random() % 9));
+    }
+    for (double& speed : speeds) speed = 0.1 + 0.1 * (random() % 10);
+    for (size_t s = 0; round % 2 == 1 && s < slices; ++s) {
+      memory.limits.push_back(static_cast<int64_t>(6 + random() % 30));
+    }
+    const auto slowest = [&](const Partition& partition) {
+      double most = 0;
+      for (size_t s = 0; s < slices; ++s) {
+        most = std::max(
+            most,
+            largest_sum(costs, {partition[s], partition[s + 1]}) / speeds[s]);
+      }
+      return most;
+    };
+    double best = 1e300;
+    each_partition(layers, slices, [&](const Partition& partition) {
+      if (fits(partition, memory)) best = std::min(best, slowest(partition));
+    });
+    if (best == 1e300) {
+      ++refused;
+      continue;
+    }
+    const auto partition = balance(costs, slices, memory, speeds);
+    expect_is_cut(partition, layers, slices);
+    EXPECT_TRUE(fits(partition, memory));
+    EXPECT_NEAR(slowest(partition), best, 1e-9 * best);
+  }
+  EXPECT_GT(refused, 20);
+  EXPECT_LT(refused, 300);
+  const SliceMemory memory{.bytes = {1, 1, 1}};
+  EXPECT_THAT(
+      error_text<ConfigError>([&] {
+        balance({1, 1, 1}, 2, memory, {1});
+      }),
+      HasSubstr("1 speed for 2 slices"));
+  EXPECT_THAT(
+      error_text<ConfigError>([&] {
+        balance({1, 1, 1}, 2, memory, {1, 0});
+      }),
+      HasSubstr("the speed of slice 1 is 0; speeds are finite and above 0"));
+}
+
 TEST(Balance, ByMemoryFillsEachSliceToTheSameShare) {
   const SliceMemory memory{
       .bytes = std::vector<int64_t>(12, kGiB), .limits = {8 * kGiB, 16 * kGiB}};
@@ -251,6 +311,75 @@ TEST(CutAt, SaysWhatIsWrong) {
       error({"layer2", "fc"}, 2),
       HasSubstr("2 names begin 3 slices, but there are 2; give 1 name,"));
   EXPECT_THAT(error({}, 8), HasSubstr("7 layers is partitioned into 8 slices"));
+}
+
+double
+worst(const std::vector<int64_t>& shares, const std::vector<double>& weights) {
+  double most = 0;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    most = std::max(most, static_cast<double>(shares[i]) / weights[i]);
+  }
+  return most;
+}
+
+// The best of all ways to share out.
+double least_worst(
+    int64_t units, const std::vector<double>& weights,
+    std::vector<int64_t> shares) {
+  if (shares.size() + 1 == weights.size()) {
+    shares.push_back(units);
+    return worst(shares, weights);
+  }
+  double best = 1e300;
+  const auto after = static_cast<int64_t>(weights.size() - shares.size() - 1);
+  for (int64_t share = 1; share <= units - after; ++share) {
+    auto more = shares;
+    more.push_back(share);
+    best = std::min(best, least_worst(units - share, weights, more));
+  }
+  return best;
+}
+
+TEST(ShareOut, IsTheBestOfAllWays) {
+  for (const auto& weights : std::vector<std::vector<double>>{
+           {1, 1, 1},
+           {1, 0.3, 0.3},
+           {0.05, 1, 0.7},
+           {1, 0.31},
+           {0.2, 0.2, 1, 1}}) {
+    for (int64_t units = static_cast<int64_t>(weights.size()); units < 25;
+         ++units) {
+      const auto shares = share_out(units, weights);
+      EXPECT_EQ(
+          std::accumulate(shares.begin(), shares.end(), int64_t{0}), units);
+      EXPECT_NEAR(
+          worst(shares, weights), least_worst(units, weights, {}), 1e-12);
+    }
+  }
+  EXPECT_TRUE(share_out(2, {1, 1, 1}).empty());
+}
+
+// A faster one never gets less than a slower one, and none gets nothing.
+TEST(ShareOut, FollowsTheSpeeds) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 1000; ++round) {
+    std::vector<double> speeds(1 + random() % 12);
+    for (double& speed : speeds) speed = 1e-3 * (1 + random() % 1000);
+    const auto units = static_cast<int64_t>(speeds.size() + random() % 200);
+    const auto shares = share_out(units, speeds);
+    ASSERT_EQ(shares.size(), speeds.size());
+    EXPECT_EQ(std::accumulate(shares.begin(), shares.end(), int64_t{0}), units);
+    for (size_t i = 0; i < shares.size(); ++i) {
+      EXPECT_GE(shares[i], 1);
+      for (size_t j = 0; j < shares.size(); ++j) {
+        EXPECT_TRUE(speeds[i] <= speeds[j] || shares[i] >= shares[j]);
+      }
+    }
+    // The unit of speeds does not count.
+    auto doubled = speeds;
+    for (double& speed : doubled) speed *= 2;
+    EXPECT_EQ(share_out(units, doubled), shares);
+  }
 }
 
 }  // namespace echelon::partition_test

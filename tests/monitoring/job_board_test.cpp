@@ -74,6 +74,28 @@ TEST(JobBoard, MoreRanksThanItHasAreLeftOut) {
   EXPECT_EQ(board.read().ranks.size(), 2U);
 }
 
+// Each process counts from 0.
+TEST(JobBoard, TimesOfTheFirstRankAddUpOverRestarts) {
+  JobBoard board(2);
+  const auto part = [&](TimedPart one) {
+    return board.read().parts[static_cast<size_t>(one)];
+  };
+  board.begin({.num_ranks = 2, .world_size = 2});
+  board.set_peak_seconds(0.5);
+  EXPECT_EQ(board.read().peak_seconds, 0.5);
+  board.set_progress({{.time_ns = {1000000000, 0, 0}}, {.time_ns = {9, 9, 9}}});
+  board.set_progress(
+      {{.time_ns = {2000000000, 500000000, 0}}, {.time_ns = {9, 9, 9}}});
+  EXPECT_EQ(part(TimedPart::communication), 2);
+  EXPECT_EQ(part(TimedPart::update), 0.5);
+  board.begin({.number = 1, .num_ranks = 2, .world_size = 2});
+  EXPECT_EQ(board.read().peak_seconds, 0) << "another layout has another";
+  board.set_progress({{.time_ns = {250000000, 0, 125000000}}, {}});
+  EXPECT_EQ(part(TimedPart::communication), 2.25);
+  EXPECT_EQ(part(TimedPart::update), 0.5);
+  EXPECT_EQ(part(TimedPart::checkpoint), 0.125);
+}
+
 TEST(JobBoard, RestartsHaveReasons) {
   JobBoard board(1);
   board.count_restart(RestartReason::rank_killed);
@@ -102,6 +124,20 @@ TEST(JobBoard, RecoveryEndsWithProgressOfTheNextRanks) {
   board.set_progress({{.count = 2}});
   EXPECT_EQ(number_of(board.read().recoveries), 1U);
   EXPECT_GT(board.read().recoveries.sum, 0);
+}
+
+TEST(JobBoard, KnowsTheLastFailureAndTheEnd) {
+  JobBoard board(1);
+  EXPECT_EQ(board.read().failure, "");
+  EXPECT_EQ(board.read().exit_code, std::nullopt);
+  board.note_failure("rank 0: first");
+  board.note_failure("rank 1: second, and longer");
+  EXPECT_EQ(board.read().failure, "rank 1: second, and longer");
+  board.note_failure(std::string(5000, 'x'));
+  EXPECT_GT(board.read().failure.size(), 100U);
+  EXPECT_LT(board.read().failure.size(), 1000U);
+  board.end(0);
+  EXPECT_EQ(board.read().exit_code, 0);
 }
 
 TEST(Durations, AreCountedUpToTheirBound) {

@@ -36,6 +36,8 @@ Observed everything() {
   seen.job.restarts[2] = 1;
   seen.job.recoveries = monitoring::Durations({0.5, 1});
   seen.job.recoveries.add(0.75);
+  seen.job.parts = {0.25, 0.125, 3};
+  seen.job.peak_seconds = 0.75;
   seen.memory = {2e9, std::nullopt};
   RunFigures run;
   run.step = 30;
@@ -44,6 +46,7 @@ Observed everything() {
   run.learning_rate = 1e-3;
   run.samples_per_second = 5120;
   run.tokens_per_second = 1e6;
+  run.newest_seconds = 2;
   run.skipped_steps = 1;
   run.steps = 32;
   run.lost_steps = 2;
@@ -146,7 +149,12 @@ TEST(MetricPage, ValuesAreThoseThatWereSeen) {
         "echelon_checkpoint_age_seconds{run=\"first\"} 42\n",
         "echelon_effective_time_ratio{run=\"first\"} 0.8\n",
         "echelon_phase_seconds_total{run=\"first\",phase=\"data\"} 0.5\n",
-        "echelon_phase_seconds_total{run=\"first\",phase=\"compute\"} 1.5\n",
+        "echelon_phase_seconds_total{run=\"first\",phase=\"compute\"} 1.125\n",
+        "echelon_phase_seconds_total{run=\"first\",phase=\"communication\"} "
+        "0.25\n",
+        "echelon_phase_seconds_total{run=\"first\",phase=\"update\"} 0.125\n",
+        "echelon_phase_seconds_total{run=\"first\",phase=\"checkpoint\"} 3\n",
+        "echelon_mfu_ratio{run=\"first\"} 0.375\n",
         "echelon_phase_seconds_total{run=\"first\",phase=\"restart\"} 0.75\n",
         "echelon_rank_device{run=\"first\",rank=\"0\",Hostname=\"n0\","
         "gpu=\"2\"} 1\n",
@@ -169,16 +177,23 @@ TEST(MetricPage, OtherHostsTellTheirRanksAlone) {
 TEST(MetricPage, WhatIsNotKnownIsLeftOut) {
   Observed seen = everything();
   seen.figures = RunFigures{};
+  seen.job.parts = {};
   seen.saves = false;
   seen.gpus.clear();
   const std::string page = metric_page(seen);
   const auto names = names_in(page);
   for (const char* name :
        {"echelon_loss", "echelon_tokens_per_second", "echelon_step",
-        "echelon_checkpoint_age_seconds", "echelon_device_power_watts"}) {
+        "echelon_mfu_ratio", "echelon_checkpoint_age_seconds",
+        "echelon_device_power_watts"}) {
     EXPECT_FALSE(names.contains(name)) << name;
   }
   EXPECT_THAT(page, HasSubstr("echelon_steps_total{run=\"first\"} 0\n"));
+  EXPECT_THAT(page, HasSubstr("phase=\"compute\"} 0\n"));
+  EXPECT_THAT(page, Not(HasSubstr("phase=\"update\"")));
+  seen.figures->newest_seconds = 1;
+  seen.job.peak_seconds = 0;
+  EXPECT_THAT(metric_page(seen), Not(HasSubstr("mfu")));
   // A run that saves and has not yet is as old as its launcher.
   seen.saves = true;
   EXPECT_THAT(

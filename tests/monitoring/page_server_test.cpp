@@ -8,13 +8,14 @@
 #include <thread>
 #include <vector>
 
+#include "echelon/monitoring/metric_text.h"
 #include "tests/monitoring/http.h"
 #include "tests/support/process.h"
 
 namespace echelon::page_server_test {
 
 using monitoring::PageServer;
-using monitoring::status_of;
+using monitoring::read_request;
 using testing::HasSubstr;
 using testing::StartsWith;
 using testing_support::ask_page;
@@ -25,7 +26,9 @@ using testing_support::receive_all;
 using testing_support::send_text;
 
 std::optional<int> status(const std::string& request) {
-  return status_of(request, "/metrics");
+  const auto read = read_request(request);
+  if (!read) return std::nullopt;
+  return read->status == 200 && read->path != "/metrics" ? 404 : read->status;
 }
 
 TEST(PageRequest, OneFormIsAnswered) {
@@ -100,6 +103,16 @@ TEST(PageRequest, AnyBytesHaveAStatus) {
   }
 }
 
+TEST(PageRequest, IsTakenApart) {
+  const auto read = read_request(
+      "GET /metrics?token=a&b HTTP/1.1\r\nHost: h\r\nCookie:  x=1; y=2 \r\n"
+      "COOKIE: z=3\r\n\r\n");
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->path, "/metrics");
+  EXPECT_EQ(read->query, "token=a&b");
+  EXPECT_EQ(read->headers.at("cookie"), "x=1; y=2");
+}
+
 class Served : public testing::Test {
  protected:
   void SetUp() override {
@@ -114,10 +127,22 @@ class Served : public testing::Test {
     ASSERT_EQ(listen(listener.fd(), 64), 0);
     ASSERT_EQ(getsockname(listener.fd(), raw, &size), 0);
     port_ = ntohs(address.sin_port);
-    server_.emplace(std::move(listener), "/metrics", [this] {
+    const auto make = [this] {
       ++made_;
       return page_;
-    });
+    };
+    const auto guard = [this](const monitoring::PageRequest& request)
+        -> std::optional<monitoring::PageRefusal> {
+      if (!guarded_ || request.query == "key") return std::nullopt;
+      return monitoring::PageRefusal{.headers = "WWW-Authenticate: Bearer\r\n"};
+    };
+    const auto other = [] { return std::string("<p>other</p>"); };
+    server_.emplace(
+        std::move(listener),
+        std::vector<monitoring::ServedPage>{
+            {"/metrics", monitoring::kMetricsType, make},
+            {"/", "text/html", other}},
+        guard);
     thread_ = std::thread([this] {
       while (!ends_) {
         server_->serve(std::chrono::milliseconds(20));
@@ -133,6 +158,7 @@ class Served : public testing::Test {
 
   int port_ = 0;
   std::string page_ = "echelon_steps_total 3\n";
+  std::atomic<bool> guarded_ = false;
   std::atomic<int> made_ = 0;
   std::atomic<size_t> open_ = 0;  // connections
   std::atomic<size_t> most_ = 0;
@@ -154,7 +180,7 @@ TEST_F(Served, GivesThePageAndCloses) {
 TEST_F(Served, SaysWhyThereIsNoPage) {
   const std::vector<std::pair<std::string, std::string>> answers = {
       {"", "400 Bad Request"},
-      {"GET / HTTP/1.1\r\nHost: a", "404 Not Found"},
+      {"GET /other HTTP/1.1\r\nHost: a", "404 Not Found"},
       {"POST /metrics HTTP/1.1\r\nHost: a", "405 Method Not Allowed"},
       {"GET /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 5",
        "413 Content Too Large"},
@@ -165,14 +191,35 @@ TEST_F(Served, SaysWhyThereIsNoPage) {
     const std::string answer = ask_page(port_, request + "\r\n\r\n");
     EXPECT_THAT(answer, StartsWith("HTTP/1.1 " + reason + "\r\n"));
     EXPECT_THAT(
-        answer,
-        testing::EndsWith(
-            "\r\n\r\n" + reason + "; the page is at /metrics, for GET\n"));
+        answer, testing::EndsWith(
+                    "\r\n\r\n" + reason +
+                    "; the page is at /metrics and /, for GET\n"));
     EXPECT_EQ(
         answer.find("\r\nAllow: GET\r\n") != std::string::npos,
         reason.starts_with("405"));
   }
   EXPECT_EQ(made_, 0);
+}
+
+TEST_F(Served, EachPathHasItsPage) {
+  const std::string answer = ask_page(port_, "GET / HTTP/1.0\r\n\r\n");
+  EXPECT_THAT(answer, HasSubstr("Content-Type: text/html\r\n"));
+  EXPECT_THAT(answer, testing::EndsWith("\r\n\r\n<p>other</p>"));
+  EXPECT_EQ(made_, 0);
+}
+
+TEST_F(Served, WhomTheGuardRefusesHasNoPage) {
+  guarded_ = true;
+  for (const char* path : {"/metrics", "/", "/other", "/metrics?k"}) {
+    const std::string answer =
+        ask_page(port_, "GET " + std::string(path) + " HTTP/1.0\r\n\r\n");
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 401 Unauthorized\r\n")) << path;
+    EXPECT_THAT(answer, HasSubstr("\r\nWWW-Authenticate: Bearer\r\n"));
+  }
+  EXPECT_EQ(made_, 0);
+  EXPECT_THAT(
+      ask_page(port_, "GET /metrics?key HTTP/1.0\r\n\r\n"),
+      StartsWith("HTTP/1.1 200 OK"));
 }
 
 TEST_F(Served, ALargePageComesWhole) {

@@ -75,8 +75,9 @@ def get(url):
 
 
 def check_files(promtool):
-    for arguments in (["check", "rules", "alerts.yml"], ["check", "config", "prometheus.yml"],
-                      ["test", "rules", "alerts_test.yml"]):
+    for arguments in (["check", "rules", "alerts.yml", "pool_alerts.yml"],
+                      ["check", "config", "prometheus.yml"],
+                      ["test", "rules", "alerts_test.yml", "pool_alerts_test.yml"]):
         done = subprocess.run([promtool, *arguments], cwd=HERE, capture_output=True, text=True)
         expect(done.returncode == 0, f"promtool {' '.join(arguments)}:\n{done.stdout}{done.stderr}")
 
@@ -162,8 +163,8 @@ def check_run(program, promtool, folder, jobs):
     expect(step, "")
     expect(0 < server.number("echelon_effective_time_ratio") <= 1, "a share of the time")
 
-    board = json.loads((HERE / "dashboard.json").read_text())
-    for panel in board["panels"]:
+    boards = [json.loads((HERE / name).read_text()) for name in ("dashboard.json", "pool_dashboard.json")]
+    for panel in boards[0]["panels"] + boards[1]["panels"]:
         for target in panel.get("targets", []):
             query = target["expr"].replace("$run", ".*").replace("$__rate_interval", "10s")
             expect(server.ask(query) is not None, f"Prometheus does not take {query}")

@@ -11,52 +11,6 @@
 
 namespace echelon::planner::device_sizes_test {
 
-double
-worst(const std::vector<int64_t>& shares, const std::vector<double>& weights) {
-  double most = 0;
-  for (size_t i = 0; i < shares.size(); ++i) {
-    most = std::max(most, static_cast<double>(shares[i]) / weights[i]);
-  }
-  return most;
-}
-
-// The best of all ways to share out.
-double least_worst(
-    int64_t units, const std::vector<double>& weights,
-    std::vector<int64_t> shares) {
-  if (shares.size() + 1 == weights.size()) {
-    shares.push_back(units);
-    return worst(shares, weights);
-  }
-  double best = 1e300;
-  const auto after = static_cast<int64_t>(weights.size() - shares.size() - 1);
-  for (int64_t share = 1; share <= units - after; ++share) {
-    auto more = shares;
-    more.push_back(share);
-    best = std::min(best, least_worst(units - share, weights, more));
-  }
-  return best;
-}
-
-TEST(ShareOut, IsTheBestOfAllWays) {
-  for (const auto& weights : std::vector<std::vector<double>>{
-           {1, 1, 1},
-           {1, 0.3, 0.3},
-           {0.05, 1, 0.7},
-           {1, 0.31},
-           {0.2, 0.2, 1, 1}}) {
-    for (int64_t units = static_cast<int64_t>(weights.size()); units < 25;
-         ++units) {
-      const auto shares = share_out(units, weights);
-      EXPECT_EQ(
-          std::accumulate(shares.begin(), shares.end(), int64_t{0}), units);
-      EXPECT_NEAR(
-          worst(shares, weights), least_worst(units, weights, {}), 1e-12);
-    }
-  }
-  EXPECT_TRUE(share_out(2, {1, 1, 1}).empty());
-}
-
 PlanRequest request_of(
     const std::string& cluster, int64_t batch,
     std::vector<std::pair<std::string, std::string>> fixed = {}) {

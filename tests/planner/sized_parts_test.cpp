@@ -9,6 +9,7 @@
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/step_estimate.h"
 #include "echelon/cost/strategy.h"
+#include "echelon/layout/partition.h"
 #include "echelon/planner/axis_orders.h"
 #include "echelon/planner/device_sizes.h"
 #include "tests/planner/search_job.h"

@@ -8,12 +8,15 @@
 #include <set>
 
 #include "echelon/pool/decide.h"
+#include "echelon/pool/fair_share.h"
 #include "tests/pool/pool_cases.h"
 
 namespace echelon::pool::decide_properties_test {
 
 constexpr int kPools = 300;
 constexpr int kEvents = 40;
+constexpr int64_t kWatched = 20;  // jobs
+constexpr int64_t kWaiting = 24;
 
 class Chance {
  public:
@@ -73,6 +76,16 @@ int64_t limit_of(const State& state, const Project& project) {
              : std::min(
                    own,
                    state.projects[static_cast<size_t>(project.parent)].limit);
+}
+
+// What each project may have while all ask for all that there is.
+std::vector<int64_t> rooms_of(const State& state) {
+  std::vector<int64_t> requested;
+  for (size_t p = 0; p < state.projects.size(); ++p) {
+    requested.push_back(
+        is_parent(state, p) ? 0 : limit_of(state, state.projects[p]));
+  }
+  return fair_shares(state, requested);
 }
 
 void submit_one(State& state, Chance& chance) {
@@ -260,37 +273,54 @@ TEST(DecideProperties, NobodyKeepsAnUnusableDevice) {
   }
 }
 
-// A stream of jobs for more than the pool has: each job ends.
+// Small jobs always wait, and could take whatever becomes idle. Each of the
+// first jobs ends all the same, if it asks for no more than its project's
+// share.
 TEST(DecideProperties, NobodyStarves) {
-  for (int seed = 0; seed < 60; ++seed) {
+  for (int seed = 0; seed < kPools; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Chance chance(seed);
     State state = random_pool(chance);
     state.rules.patience_seconds = 50;
+    const auto rooms = rooms_of(state);
+    const auto room_of = [&](const Job& job) {
+      return rooms[static_cast<size_t>(job.project)];
+    };
     std::map<int64_t, int64_t> work;  // device-seconds left, by job
-    std::map<int64_t, double> submitted;
-    const auto watched = static_cast<int64_t>(chance.from(10, 30));
     int64_t next_id = 1;
-    for (int second = 0; second < 20000; ++second) {
-      state.now += 1;
-      // New jobs keep coming while one of the first has not ended.
-      if (second < watched || state.jobs.size() < 8) {
-        submit_one(state, chance);
-        state.jobs.back().id = next_id;
-        work[next_id++] = chance.from(1, 60) * state.jobs.back().least;
+    const auto submit_some = [&] {
+      submit_one(state, chance);
+      Job& job = state.jobs.back();
+      job.id = next_id++;
+      job.priority = 0;
+      const int64_t room = room_of(job);
+      if (job.id > kWatched || room < 1) {
+        job.least = job.most = 1;
+        job.kept = Kept::none;
+        job.refused.clear();
       }
+      job.least = std::min(job.least, std::max<int64_t>(room, 1));
+      work[job.id] = chance.from(1, 60) * job.least;
+    };
+    const auto one_waits = [&] {
+      return next_id == 1 ||
+             std::ranges::any_of(state.jobs, [&](const Job& job) {
+               return job.id <= kWatched && room_of(job) > 0;
+             });
+    };
+    for (int second = 0; second < 20000 && one_waits(); ++second) {
+      state.now += 1;
+      int64_t waiting = std::ranges::count_if(
+          state.jobs, [](const Job& job) { return job.devices.empty(); });
+      for (; waiting < kWaiting; ++waiting) submit_some();
       settle(state);
       for (const Job& job : state.jobs) {
         work[job.id] -= static_cast<int64_t>(job.devices.size());
       }
       std::erase_if(
           state.jobs, [&](const Job& job) { return work[job.id] <= 0; });
-      if (second > watched &&
-          (state.jobs.empty() || state.jobs.front().id > watched)) {
-        break;
-      }
     }
-    ASSERT_TRUE(state.jobs.empty() || state.jobs.front().id > watched)
+    ASSERT_FALSE(one_waits())
         << "job " << state.jobs.front().id
         << " has waited for ever: " << why(state, decide(state), 0);
   }

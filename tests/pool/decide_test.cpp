@@ -243,23 +243,52 @@ TEST(Decide, AGangGetsAllOrNothing) {
 }
 
 // Small jobs may pass a large one, but not for ever.
-TEST(Decide, AJobThatHasWaitedLongGetsWhatBecomesIdle) {
+TEST(Decide, NobodyOvertakesAJobThatHasWaitedLong) {
   State state = two_projects();
   submit(state, 0, 4, 4, Kept::none);
   submit(state, 0, 4, 4, Kept::none);
-  submit(state, 0, 8, 8, Kept::none);
+  submit(state, 0, 5, 5, Kept::none);
   settle(state);
   EXPECT_THAT(counts_of(state), ElementsAre(4, 4, 0));
   state.now += state.rules.patience_seconds + 1;
   state.jobs.erase(state.jobs.begin());
-  submit(state, 0, 4, 4, Kept::none);
+  submit(state, 0, 1, 1, Kept::none);
   submit(state, 1, 3, 3, Kept::all);
   const Decision decision = settle(state);
   EXPECT_THAT(counts_of(state), ElementsAre(4, 0, 0, 3));
-  EXPECT_THAT(
-      why(state, decision, 2),
-      "it needs 4 devices; 1 is idle, kept for job 3, which has waited "
-      "longest");
+  EXPECT_THAT(why(state, decision, 2), "job 3 of language is before it");
+  state.jobs.erase(state.jobs.begin());
+  settle(state);
+  EXPECT_THAT(counts_of(state), ElementsAre(5, 0, 3));
+}
+
+// Others may borrow meanwhile, and give it back.
+TEST(Decide, WhatAJobWaitsForIsLentToOthers) {
+  State state = two_projects();
+  submit(state, 0, 2, 2, Kept::none);
+  submit(state, 0, 5, 5, Kept::none);
+  submit(state, 1, 6, 6, Kept::none);
+  settle(state);
+  EXPECT_THAT(counts_of(state), ElementsAre(2, 0, 6));
+  state.now += state.rules.patience_seconds + 1;
+  submit(state, 0, 1, 1, Kept::none);
+  settle(state);
+  EXPECT_THAT(counts_of(state), ElementsAre(2, 0, 6, 0));
+  state.jobs.erase(state.jobs.begin());
+  settle(state);
+  EXPECT_THAT(counts_of(state), ElementsAre(5, 0, 1));
+}
+
+// It would lose its devices again at once.
+TEST(Decide, AJobAboveItsFairShareHoldsNobodyUp) {
+  State state = two_projects();
+  submit(state, 0, 6, 6, Kept::none);
+  submit(state, 1, 3, 3, Kept::all);
+  settle(state);
+  state.now += state.rules.patience_seconds + 1;
+  submit(state, 0, 1, 1, Kept::none);
+  settle(state);
+  EXPECT_THAT(counts_of(state), ElementsAre(0, 3, 1));
 }
 
 TEST(Decide, ADrainedDeviceIsLeft) {

@@ -1,7 +1,13 @@
 // `echelon pool`: jobs from submission to their end, and what is refused.
 #include <gmock/gmock.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include <mutex>
+#include <stop_token>
+#include <thread>
+
+#include "echelon/launch/control.h"
 #include "tests/pool/pool_server.h"
 #include "tests/support/error_text.h"
 
@@ -100,6 +106,106 @@ TEST_F(PoolCommand, AJobThatIgnoresSigtermIsKilled) {
   const int child = std::stoi(text_of("child"));
   EXPECT_NE(::kill(child, 0), 0);
   ASSERT_TRUE(reaches(id, "running"));
+}
+
+// What is being stopped still counts: idle devices are no room below a limit.
+TEST_F(PoolCommand, AProjectStaysBelowItsLimitWhileItsJobStops) {
+  start(
+      "[pool]\ngrace = \"60s\"\n[project.language]\nguaranteed = 2\n"
+      "[project.vision]\nguaranteed = 2\nlimit = 2\n");
+  const int64_t other =
+      submit({"--project", "language", "-n", "2"}, "sleep 600");
+  ASSERT_TRUE(reaches(other, "running"));
+  const int64_t slow = submit(
+      {"--project", "vision", "-n", "2", "--preemptible"},
+      "trap 'touch " + path("asked") + "' TERM; touch " + path("runs") +
+          "; while [ ! -e " + path("go") + " ]; do sleep 0.05; done; exit 75");
+  ASSERT_TRUE(appears("runs"));
+  finished({"cancel", std::to_string(other)});
+  ASSERT_TRUE(reaches(other, "cancelled"));
+  const int64_t next = submit(
+      {"--project", "vision", "-n", "2"},
+      "echo $ECHELON_SLOTS >" + path("next") + "; sleep 600");
+  ASSERT_TRUE(appears("asked"));
+  ASSERT_TRUE(reaches(next, "starting"));
+  EXPECT_EQ(ask({"status"})["idle"], 2);
+  EXPECT_EQ(
+      why(next),
+      "it has been given 2 devices, and starts when jobs of vision that were "
+      "told to end have left room below its limit");
+  EXPECT_FALSE(std::filesystem::exists(path("next")));
+  std::ofstream(path("go")) << "\n";
+  ASSERT_TRUE(reaches(next, "running"));
+  EXPECT_TRUE(appears("next"));
+  EXPECT_EQ(job(slow)["devices"], 0);
+}
+
+// GPUs and their slices are named as CUDA takes them. `echelon train` is told
+// of other ones while it runs: here the test is its launcher.
+TEST_F(PoolCommand, DevicesAreGivenByUuidAndAgainByAResize) {
+  variables_ = {
+      "LD_LIBRARY_PATH=" + test_program("fake_nvml"), "FAKE_NVML_MIG=3"};
+  start(
+      "[project.language]\nguaranteed = 2\n[project.vision]\nguaranteed = 2\n",
+      "");
+  EXPECT_EQ(ask({"status"})["gpus"], true);
+  const std::string name = "echelon-test-" + std::to_string(::getpid());
+  launch::ControlSocket control(name);
+  std::mutex mutex;
+  std::vector<std::string> resizes;
+  std::jthread launcher([&](const std::stop_token& ends) {
+    std::string ranks = "4";
+    while (!ends.stop_requested()) {
+      pollfd file{control.fd(), POLLIN, 0};
+      if (::poll(&file, 1, 50) != 1) continue;
+      control.serve([&](const std::string& request) -> std::string {
+        if (request == "status") return "ranks " + ranks + " generation 0";
+        const std::lock_guard lock(mutex);
+        resizes.push_back(request);
+        ranks = request.substr(7, request.find(' ', 7) - 7);
+        return "done: from 4 to " + ranks;
+      });
+    }
+  });
+  const auto asked = [&](size_t times) {
+    return Command::until([&] {
+      const std::lock_guard lock(mutex);
+      return resizes.size() >= times;
+    });
+  };
+  const std::string fake = folder_.script(
+      "echelon", "#!/bin/sh\necho \"$CUDA_VISIBLE_DEVICES $*\" >" +
+                     path("given") + "\necho " + name +
+                     " >$ECHELON_POOL_CONTROL\nexec sleep 600\n");
+  const Finished submitted = finished(
+      {"submit", "--project", "language", "-n", "2..4", "--preemptible", "--",
+       fake, "train", "first.toml"});
+  ASSERT_EQ(submitted.code, 0) << submitted.err;
+  ASSERT_TRUE(reaches(1, "running"));
+  ASSERT_TRUE(appears("given"));
+  ASSERT_TRUE(Command::until([&] {
+    return text_of("given") ==
+           "MIG-one,MIG-two,MIG-three,GPU-first train -n 4 first.toml\n";
+  })) << text_of("given");
+  const Finished owner = finished(
+      {"submit", "--project", "vision", "-n", "2", "--", "sh", "-c",
+       "echo $CUDA_VISIBLE_DEVICES >" + path("owner") + "; sleep 600"});
+  ASSERT_EQ(owner.code, 0) << owner.err;
+  EXPECT_TRUE(asked(1));
+  EXPECT_TRUE(appears("owner"));
+  finished({"cancel", "2"});
+  EXPECT_TRUE(asked(2));
+  EXPECT_TRUE(Command::until([&] { return job(1)["devices"] == 4; }));
+  launcher.request_stop();
+  launcher.join();
+  // It keeps the group of which it has most, the slices, and gets the rest
+  // back.
+  EXPECT_THAT(
+      resizes, testing::ElementsAre(
+                   "resize 2 CUDA_VISIBLE_DEVICES=MIG-one,MIG-two",
+                   "resize 4 CUDA_VISIBLE_DEVICES=MIG-one,MIG-two,MIG-three,"
+                   "GPU-first"));
+  EXPECT_EQ(text_of("owner"), "GPU-first,MIG-three\n");
 }
 
 TEST_F(PoolCommand, WaitingJobsAreChangedAndCancelled) {

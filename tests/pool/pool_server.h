@@ -48,10 +48,14 @@ class PoolServer : public testing::Test {
     daemon_ = std::make_unique<Command>(daemon(devices));
     ASSERT_TRUE(daemon_->until_output("echelon pool:")) << daemon_->err();
   }
+  /// Without `devices`: those of the machine.
   Words daemon(const char* devices = "4") const {
-    return unmarked(
-        {program("echelon"), "pool", "start", path("pool.toml"), "--devices",
-         devices, "--folder", path("pool")});
+    Words words = {program("echelon"), "pool",     "start",
+                   path("pool.toml"),  "--folder", path("pool")};
+    if (*devices != '\0') words.insert(words.end(), {"--devices", devices});
+    words.insert(words.end(), options_.begin(), options_.end());
+    words.insert(words.begin(), variables_.begin(), variables_.end());
+    return unmarked(std::move(words));
   }
   /// kill -9, and another daemon.
   void replace_daemon() {
@@ -73,7 +77,9 @@ class PoolServer : public testing::Test {
   }
   // Command ends what has its mark; jobs outlive what started them.
   static Words unmarked(Words words) {
-    words.insert(words.begin(), {"env", "-u", "ECHELON_TEST_MARKER"});
+    words.insert(
+        words.begin(),
+        {"env", "-u", "ECHELON_TEST_MARKER", "-u", "ECHELON_TOKEN"});
     return words;
   }
   struct Finished {
@@ -117,6 +123,8 @@ class PoolServer : public testing::Test {
   }
 
   testing_support::TempFolder folder_;
+  Words options_;    // of the daemon, besides
+  Words variables_;  // of its environment: "NAME=value"
   std::unique_ptr<Command> daemon_;
 };
 

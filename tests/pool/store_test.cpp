@@ -85,11 +85,29 @@ TEST(PoolStore, TheHistoryHasWhatWasUsed) {
   const auto all = store.history(0);
   ASSERT_THAT(all, SizeIs(2));
   EXPECT_EQ(all[0].devices, 2);
+  EXPECT_THAT(all[0].names, ElementsAre("0", "1"));
   EXPECT_EQ(all[0].began, 100);
   EXPECT_EQ(all[0].ended, 120);
   EXPECT_EQ(all[1].devices, 1);
   EXPECT_EQ(all[1].ended, 150);
   EXPECT_THAT(store.history(130), SizeIs(1));
+}
+
+// The first version did not say which devices a job had.
+TEST(PoolStore, AnEarlierVersionsFileIsTakenOver) {
+  const TempFolder folder;
+  { Store store(folder.path()); }
+  run_sql(
+      folder,
+      "ALTER TABLE allocation DROP COLUMN names;"
+      "INSERT INTO allocation VALUES(1, 7, 'vision', 2, 100, 150);"
+      "PRAGMA user_version = 1");
+  const Store store(folder.path());
+  const auto all = store.history(0);
+  ASSERT_THAT(all, SizeIs(1));
+  EXPECT_EQ(all[0].devices, 2);
+  EXPECT_EQ(all[0].ended, 150);
+  EXPECT_THAT(all[0].names, IsEmpty());
 }
 
 TEST(PoolStore, AnotherVersionsFileIsLeftAlone) {

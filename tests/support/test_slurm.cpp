@@ -1,6 +1,7 @@
 #include "tests/support/test_slurm.h"
 
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -28,7 +29,8 @@ void write(const std::string& path, const std::string& text) {
 
 // cred_expire is also how long a job that is queued again waits. srun and
 // slurmctld listen on the address of their node alone.
-std::string configuration(const std::string& folder, int nodes) {
+std::string
+configuration(const std::string& folder, const SlurmOptions& options) {
   std::string text =
       "ClusterName=test\n"
       "SlurmctldHost=host0(" +
@@ -58,28 +60,60 @@ std::string configuration(const std::string& folder, int nodes) {
       "ProctrackType=proctrack/linuxproc\n"
       "TaskPlugin=task/none\n"
       "JobAcctGatherType=jobacct_gather/none\n"
-      "AccountingStorageType=accounting_storage/none\n"
       "ReturnToService=2\n"
       "SlurmdParameters=config_overrides\n"
       "SelectType=select/cons_tres\n"
       "SelectTypeParameters=CR_Core\n"
       "SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,"
-      "batch_sched_delay=0\n"
+      "batch_sched_delay=0,preempt_youngest_first\n"
       "SlurmdTimeout=60\n"
       "KillWait=60\n"
       "MessageTimeout=30\n"
       "RequeueExit=75\n"
       "RequeueExitHold=93\n";
-  for (int node = 0; node < nodes; ++node) {
+  text += options.gpus > 0 ? "GresTypes=gpu\n" : "";
+  text += options.accounting
+              ? "AccountingStorageType=accounting_storage/slurmdbd\n"
+                "AccountingStorageHost=" +
+                    TestHosts::address(0) +
+                    "\nAccountingStoragePass=" + folder +
+                    "/munge.socket\n"
+                    "AccountingStorageEnforce=associations,limits,qos,safe\n"
+                    "AccountingStorageTRES=gres/gpu\n"
+                    "PriorityType=priority/multifactor\n"
+                    "PriorityWeightQOS=100000\n"
+                    "PreemptType=preempt/qos\n"
+                    "PreemptMode=REQUEUE\n"
+              : "AccountingStorageType=accounting_storage/none\n";
+  for (int node = 0; node < options.nodes; ++node) {
     text +=
         "NodeName=" + node_name(node) + " NodeHostname=host" +
         std::to_string(node) + " NodeAddr=" + TestHosts::address(node) +
         " CPUs=" + std::to_string(kCores) +
         " Boards=1 SocketsPerBoard=1 CoresPerSocket=" + std::to_string(kCores) +
-        " ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN\n";
+        " ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN" +
+        (options.gpus > 0 ? " Gres=gpu:" + std::to_string(options.gpus) : "") +
+        "\n";
   }
   return text +
          "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n";
+}
+
+// Character devices, as gres.conf needs them. False: they may not be made.
+bool make_gpus(const std::string& folder, const SlurmOptions& options) {
+  const std::string name = folder + "/gpu";
+  for (int gpu = 0; gpu < options.gpus; ++gpu) {
+    const std::string file = name + std::to_string(gpu);
+    if (mknod(file.c_str(), S_IFCHR | 0600, makedev(1, 3)) != 0) return false;
+  }
+  if (options.gpus > 0) {
+    write(
+        folder + "/gres.conf", "AutoDetect=off\nNodeName=n[0-" +
+                                   std::to_string(options.nodes - 1) +
+                                   "] Name=gpu File=" + name + "[0-" +
+                                   std::to_string(options.gpus - 1) + "]\n");
+  }
+  return true;
 }
 
 // The nodes' names, for what runs on them.
@@ -94,7 +128,8 @@ std::string host_table(int nodes) {
 
 }  // namespace
 
-TestSlurm::TestSlurm(int nodes) : hosts_(nodes), reason_(start(nodes)) {}
+TestSlurm::TestSlurm(const SlurmOptions& options)
+    : options_(options), hosts_(options.nodes), reason_(start()) {}
 
 TestSlurm::~TestSlurm() {
   for (size_t node = 0; node < nodes_.size(); ++node) {
@@ -102,16 +137,24 @@ TestSlurm::~TestSlurm() {
   }
 }
 
-std::string TestSlurm::start(int nodes) {
-  for (const char* daemon : {"munged", "slurmctld", "slurmd"}) {
+std::string TestSlurm::start() {
+  const int nodes = options_.nodes;
+  std::vector<std::string> needed = {"munged", "slurmctld", "slurmd"};
+  if (options_.accounting) {
+    needed.insert(needed.end(), {"slurmdbd", "mariadbd"});
+  }
+  for (const auto& daemon : needed) {
     if (!is_installed(daemon)) {
-      return "needs Slurm (Debian packages slurm-wlm and munge): run `make "
-             "extras` once";
+      return "needs Slurm (Debian packages slurm-wlm, munge, slurmdbd and "
+             "mariadb-server-core): run `make extras` once";
     }
   }
   if (!hosts_.reason().empty()) return hosts_.reason();
+  if (!make_gpus(folder(), options_)) {
+    return "this system lets nobody make device files";
+  }
   std::filesystem::create_directory(folder() + "/state");
-  write(folder() + "/slurm.conf", configuration(folder(), nodes));
+  write(folder() + "/slurm.conf", configuration(folder(), options_));
   write(folder() + "/hosts", host_table(nodes));
   // A key of its own, and a socket: the machine's munge is left alone.
   const std::string key = folder() + "/munge.key";
@@ -131,6 +174,7 @@ std::string TestSlurm::start(int nodes) {
       })) {
     throw std::runtime_error("munged: " + daemons_.back()->err());
   }
+  if (options_.accounting) start_accounting();
   daemons_.push_back(
       std::make_unique<Command>(on(0, {"slurmctld", "-D", "-c"})));
   nodes_.resize(static_cast<size_t>(nodes));
@@ -146,6 +190,69 @@ std::string TestSlurm::start(int nodes) {
         "Slurm does not start: " + daemons_.back()->err() + nodes_[0]->err());
   }
   return "";
+}
+
+void TestSlurm::start_accounting() {
+  const std::string data = folder() + "/database";
+  std::filesystem::create_directory(data);
+  const auto mariadb = [&](const std::string& options) {
+    return "exec mariadbd --no-defaults --user=root --datadir=" + data +
+           " --innodb-log-file-size=8M " + options;
+  };
+  // What mariadb-install-db does, without the packages that it needs.
+  write(
+      folder() + "/system.sql",
+      "create database mysql;\nuse mysql;\n" +
+          read_file("/usr/share/mysql/mysql_system_tables.sql") +
+          "\ncreate database slurm;\n");
+  output_of(
+      {"sh", "-c", mariadb("--bootstrap <" + folder() + "/system.sql 2>&1")});
+  // It is seen on its node alone, so that nobody needs a password.
+  daemons_.push_back(std::make_unique<Command>(on_first(
+      {"sh", "-c",
+       mariadb(
+           "--skip-grant-tables --bind-address=127.0.0.1 --socket=" + data +
+           "/socket --innodb-flush-log-at-trx-commit=0 "
+           "--innodb-lock-wait-timeout=900")})));
+  if (!Command::until(
+          [&] { return std::filesystem::exists(data + "/socket"); })) {
+    throw std::runtime_error("mariadbd: " + daemons_.back()->err());
+  }
+  const std::string file = folder() + "/slurmdbd.conf";
+  write(
+      file,
+      "AuthType=auth/munge\nAuthInfo=socket=" + folder() +
+          "/munge.socket\nDbdHost=host0\nDbdAddr=" + TestHosts::address(0) +
+          "\nSlurmUser=root\nStorageType=accounting_storage/mysql\n"
+          "StorageHost=127.0.0.1\nStorageUser=root\nStorageLoc=slurm\n"
+          "CommunicationParameters=NoInAddrAny\nPidFile=" +
+          folder() + "/slurmdbd.pid\n");
+  chmod(file.c_str(), 0600);
+  daemons_.push_back(std::make_unique<Command>(on_first({"slurmdbd", "-D"})));
+  if (!Command::until([&] {
+        Command add(on_first(
+            {"timeout", "5", "sacctmgr", "-i", "-Q", "add", "cluster",
+             "test"}));
+        return add.wait() == 0;
+      })) {
+    throw std::runtime_error("slurmdbd: " + daemons_.back()->err());
+  }
+  output_of(
+      {"sacctmgr", "-i", "-Q", "add", "qos", "overquota", "Priority=1",
+       "PreemptMode=requeue"});
+}
+
+void TestSlurm::add_project(const std::string& name, int64_t gpus) const {
+  const std::string qos = name + "-guaranteed";
+  output_of(
+      {"sacctmgr", "-i", "-Q", "add", "qos", qos, "Priority=100",
+       "Preempt=overquota", "GrpTRES=gres/gpu=" + std::to_string(gpus)});
+  output_of(
+      {"sacctmgr", "-i", "-Q", "add", "account", name, "Description=test",
+       "Organization=test"});
+  output_of(
+      {"sacctmgr", "-i", "-Q", "add", "user", "root", "account=" + name,
+       "QOS=" + qos + ",overquota", "DefaultQOS=overquota"});
 }
 
 void TestSlurm::start_node(int node) {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstdint>
+#include <fstream>
 #include <limits>
 #include <optional>
 #include <string>
@@ -48,6 +49,41 @@ class Metrics : public testing::Test {
   TempFolder folder_;
   const std::string path_ = folder_.path("run/metrics.jsonl");
 };
+
+TEST_F(Metrics, DivisionsOfTheBatch) {
+  const auto change = [](int64_t step) {
+    return Rebalance{
+        .step = step,
+        .before = {32, 32},
+        .seconds = {0.1, 0.3},
+        .after = {48, 16}};
+  };
+  {
+    MetricsWriter writer(path_, [] { return int64_t{0}; });
+    writer.append(StepMetrics{.step = 1});
+    writer.append(StepMetrics{.step = 2});
+    writer.append(change(2));
+    writer.append(StepMetrics{.step = 3});
+    writer.append(change(3));
+  }
+  // Those that nobody can read are left out.
+  std::ofstream(path_, std::ios::app)
+      << R"({"step":4,"rebalance":{"before":[1],"seconds":[],"after":[2]}})"
+      << "\n"
+      << R"({"step":4,"rebalance":{"before":[0],"seconds":[1],"after":[2]}})"
+      << "\n";
+  auto file = read_metrics(path_);
+  EXPECT_EQ(file.steps.size(), 3u);
+  ASSERT_EQ(file.rebalances.size(), 2u);
+  EXPECT_EQ(file.rebalances[0], change(2));
+  EXPECT_EQ(file.rebalances[1], change(3));
+  // A run that goes on from step 2 takes that one's.
+  EXPECT_EQ(truncate_metrics(path_, 2), "");
+  file = read_metrics(path_);
+  EXPECT_EQ(file.steps.size(), 2u);
+  ASSERT_EQ(file.rebalances.size(), 1u);
+  EXPECT_EQ(file.rebalances[0], change(2));
+}
 
 TEST_F(Metrics, AreReadBackBitForBit) {
   const EvaluationMetrics evaluation = {

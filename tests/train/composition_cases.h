@@ -282,6 +282,88 @@ inline void add_orders(Cases& cases) {
   in_every_order(cases);
 }
 
+// Sequences of 11 tokens cut over ranks, in each way; with borders of documents
+// and without, where other kernels compute; and with the other axes.
+inline void add_context(Cases& cases) {
+  const auto add = [&](const ModelOptions& model, const Layout& layout,
+                       ContextWay way, const std::string& also = "") -> Job& {
+    Job& job = cases.add(model, layout, to_string(way) + also);
+    job.context.way = way;
+    return job;
+  };
+  constexpr ContextWay kWays[] = {
+      ContextWay::ring, ContextWay::all_gather, ContextWay::ulysses};
+  const char* packed = ", borders of documents not respected";
+  for (const auto& model : {tiny_gpt(), llama()}) {
+    for (const auto way : kWays) {
+      for (const int64_t cp : {2, 3, 4}) {
+        add(model, {.cp = cp}, way);
+        add(model, {.cp = cp}, way, packed).data.documents = Documents::packed;
+      }
+      for (const Layout& layout : parse_layouts(
+               {"dp=2,cp=2", "tp=2,cp=2", "pp=2,cp=2", "fsdp=2,cp=2",
+                "dp=2,pp=2,cp=2", "pp=2,tp=2,cp=2"})) {
+        add(model, layout, way);
+        if (layout.tp > 1) {
+          add(model, layout, way, tokens_text(true)).tensor.sequence_parallel =
+              true;
+        }
+      }
+      add(model, {.cp = 2}, way, ", dropout 0.3").model.dropout = 0.3;
+      Job& all =
+          add(model, {.cp = 2, .tp = 2}, way,
+              ", dropout 0.3, sequence parallel, documents packed");
+      all.model.dropout = 0.3;
+      all.tensor.sequence_parallel = true;
+      all.data.documents = Documents::packed;
+    }
+  }
+  for (const auto way : kWays) {
+    for (const int64_t stage : {1, 2, 3}) {
+      add(tiny_gpt(), {.dp_shard = 2, .cp = 2}, way, ", " + stage_text(stage))
+          .shard.stage = stage;
+      add(llama(), {.dp_shard = 3, .cp = 2}, way, ", " + stage_text(stage))
+          .shard.stage = stage;
+    }
+    add(llama(), {.dp_shard = 2, .cp = 2, .pp = 2}, way, ", tied embeddings")
+        .model.tie_embeddings = true;
+    add(tiny_gpt(), {.dp_replicate = 2, .cp = 2}, way, ", 3 backward passes")
+        .train.accumulate = 3;
+    Job& recomputed =
+        add(tiny_gpt(), {.dp_shard = 2, .cp = 2, .tp = 2}, way,
+            ", dropout 0.3, recompute all");
+    recomputed.model.dropout = 0.3;
+    recomputed.memory.recompute = Recompute::all;
+    for (const auto recompute : {Recompute::all, Recompute::selective}) {
+      Job& job =
+          add(llama(), {.cp = 3}, way,
+              ", recompute " + to_string(recompute) + ", packed");
+      job.memory.recompute = recompute;
+      job.data.documents = Documents::packed;
+    }
+    Job& offloaded = add(
+        tiny_gpt(), {.cp = 2}, way, ", activations and parameters offloaded");
+    offloaded.memory.activations = Activations::offload;
+    offloaded.memory.offload = Offload::parameters;
+    Job& adam = add(llama(), {.dp_shard = 2, .cp = 2}, way, ", adamw");
+    adam.optimizer.name = OptimizerKind::adamw;
+    adam.optimizer.learning_rate = 1e-3;
+  }
+  // The partition counts layers without data.
+  add(tiny_gpt(), {.cp = 2, .pp = 2}, ContextWay::ring, ", dropout 0.3")
+      .model.dropout = 0.3;
+  for (const auto& schedule : schedule_names()) {
+    add(llama(), {.dp_shard = 2, .cp = 2, .pp = 2}, ContextWay::ring,
+        ", schedule " + schedule)
+        .pipeline.schedule = schedule_kind(schedule);
+  }
+  for (const char* text :
+       {"dp=2,cp=2,order=cp:dp", "cp=2,tp=2,order=tp:cp",
+        "pp=2,cp=2,order=cp:pp", "fsdp=2,cp=3,order=cp:fsdp"}) {
+    add(llama(), parse_layout(text), ContextWay::ring);
+  }
+}
+
 inline std::vector<Case> all_cases(const std::string& tokens) {
   Cases cases(tokens);
   for (const auto& model : {tiny_gpt(), llama(), kSimpleCnn}) {
@@ -329,6 +411,7 @@ inline std::vector<Case> all_cases(const std::string& tokens) {
   add_schedules(cases);
   add_memory(cases);
   add_orders(cases);
+  add_context(cases);
   return std::move(cases.all);
 }
 

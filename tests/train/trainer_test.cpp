@@ -72,6 +72,91 @@ TEST_F(Trainer, RanksMayHaveDifferentBatches) {
   expect_losses(steps(job, "uneven"), one, "uneven");
 }
 
+// Rank 1 takes three times as long for a sample, later rank 0.
+TrainDoors slow_ranks(int64_t change_at) {
+  return {.work_seconds = [=](int rank, int64_t step, int64_t samples) {
+    const bool slow = rank % 2 == (step <= change_at ? 1 : 0);
+    return 1e-3 * static_cast<double>(slow ? 3 * samples : samples);
+  }};
+}
+
+// Whichever rank has a sample, training computes the same.
+TEST_F(Trainer, TheBatchFollowsTheSpeedOfRanks) {
+  const auto job = [](const Layout& layout) {
+    Job job = digits(1, 24);
+    job.layout = layout;
+    return job;
+  };
+  const auto one = steps(job({}), "one");
+  const auto expect_divided = [&](Job job, const std::string& name,
+                                  int64_t most) {
+    job.train.rebalance_every = 4;
+    const auto file = timeline::read_metrics(
+        run(job, name, LayerFactory(), slow_ranks(12)) / "metrics.jsonl");
+    expect_losses(file.steps, one, name);
+    ASSERT_EQ(file.rebalances.size(), 2u) << name;
+    const auto& first = file.rebalances[0];
+    EXPECT_EQ(first.step, 6) << name;
+    EXPECT_EQ(first.after.front(), most) << name;
+    EXPECT_EQ(file.rebalances[1].before, first.after) << name;
+    EXPECT_EQ(file.rebalances[1].after.back(), most) << name;
+  };
+  expect_divided(job({.dp_replicate = 2}), "dp=2", 36);
+  expect_divided(job({.dp_shard = 2}), "fsdp=2", 36);
+  Job stage = job({.dp_replicate = 2, .dp_shard = 2});
+  stage.shard.stage = 1;
+  expect_divided(stage, "dp=2,fsdp=2, stage 1", 18);
+  Job passes = job({.dp_shard = 2});
+  passes.shard.stage = 2;
+  passes.train.accumulate = 3;
+  expect_divided(passes, "stage 2, 3 passes", 36);
+}
+
+// Pipelines have the slow ranks in one of their places, or one is slow.
+TEST_F(Trainer, PipelinesFollowTheSpeedOfRanks) {
+  Job job = digits(1, 16);
+  const auto one = steps(job, "one");
+  job.layout = {.dp_replicate = 2, .pp = 2};
+  job.pipeline.microbatches = 4;
+  job.train.rank_batch = {32, 16};
+  job.train.rebalance_every = 4;
+  const TrainDoors doors{
+      .work_seconds = [](int rank, int64_t, int64_t samples) {
+        return static_cast<double>(rank == 1 ? 2 * samples : samples);
+      }};
+  const auto file = timeline::read_metrics(
+      run(job, "two", LayerFactory(), doors) / "metrics.jsonl");
+  expect_losses(file.steps, one, "pipelines");
+  ASSERT_EQ(file.rebalances.size(), 1u);
+  EXPECT_THAT(file.rebalances[0].seconds, ElementsAre(64, 16));
+  EXPECT_THAT(file.rebalances[0].after, ElementsAre(16, 32));
+}
+
+TEST_F(Trainer, ARunGoesOnWithItsDivision) {
+  Job job = digits(2, 12);
+  job.train.rebalance_every = 4;
+  job.checkpoint.every_steps = 12;
+  const auto folder = run(job, "run", LayerFactory(), slow_ranks(1000));
+  EXPECT_THAT(
+      read_text_file((folder / "report.html").string()),
+      HasSubstr("after step 6: ranks work 24 ms, 72 ms for 24, 24 samples; "
+                "from now on they take 36, 12"));
+  job.train.steps = 20;
+  std::vector<int64_t> sizes;
+  const TrainDoors doors{
+      .work_seconds = [&](int rank, int64_t, int64_t samples) {
+        if (rank == 1) sizes.push_back(samples);
+        return 1.0;
+      }};
+  job.train.rebalance_every = 1000;
+  run_ranks(2, [&](World& world) {
+    train(job, world, folder, LayerFactory(), doors);
+  });
+  EXPECT_THAT(sizes, ElementsAre(12, 12, 12, 12, 12, 12, 12, 12));
+  EXPECT_EQ(
+      timeline::read_metrics(folder / "metrics.jsonl").rebalances.size(), 1u);
+}
+
 // The last batch of an epoch: 2 samples, for as many as 8 passes.
 TEST_F(Trainer, RanksAndPassesMayHaveNoSample) {
   const auto job = [](const Layout& layout, int64_t accumulate,

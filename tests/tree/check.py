@@ -257,7 +257,7 @@ def room_table(found):
 
 
 WINGS = {"plain": "#2f6f9f", "training": "#b5541c", "operations": "#4c7a34"}
-OPERATIONS = ("monitoring", "launch", "pool", "deploy", "cli", "programs")
+OPERATIONS = ("monitoring", "watch", "launch", "pool", "deploy", "cli", "programs")
 
 
 def draw(found):

@@ -325,9 +325,16 @@ void publish(const fs::path& folder, int64_t step) {
 
 // ----------------------------------------------------------------- the lock
 
+// `echelon job` reads it, to ask a job of Slurm on its node.
 std::string owner_text() {
-  char host[256] = "?";
-  ::gethostname(host, sizeof(host) - 1);
+  char name[256] = "?";
+  ::gethostname(name, sizeof(name) - 1);
+  std::string host = name;
+  const char* job = std::getenv("SLURM_JOB_ID");
+  const char* node = std::getenv("SLURMD_NODENAME");
+  if (job != nullptr && node != nullptr) {
+    host = format("{} of Slurm job {}", node, job);
+  }
   const std::time_t now = std::time(nullptr);
   std::tm utc = {};
   ::gmtime_r(&now, &utc);
@@ -428,6 +435,21 @@ fs::path commit_checkpoint(
   const int64_t step = manifest.step;
   try {
     complete(partial_checkpoint(folder, step), manifest, ranks);
+    publish(folder, step);
+  } catch (...) {
+    abandon_checkpoint(folder, step);
+    throw;
+  }
+  return checkpoint_path(folder, step);
+}
+
+fs::path adopt_checkpoint(const fs::path& folder, int64_t step) {
+  const auto partial = partial_checkpoint(folder, step);
+  try {
+    for (const auto& entry : fs::directory_iterator(partial)) {
+      sync_file(entry.path());
+    }
+    sync_folder(partial);
     publish(folder, step);
   } catch (...) {
     abandon_checkpoint(folder, step);

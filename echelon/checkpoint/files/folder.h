@@ -115,6 +115,11 @@ std::filesystem::path commit_checkpoint(
     const std::filesystem::path& folder, CheckpointManifest manifest,
     int64_t ranks);
 
+/// The same for a checkpoint that was copied, with its manifest, into the
+/// folder of begin_checkpoint().
+std::filesystem::path
+adopt_checkpoint(const std::filesystem::path& folder, int64_t step);
+
 /// Removes the folder of a checkpoint that could not be finished. Never throws.
 void abandon_checkpoint(const std::filesystem::path& folder, int64_t step);
 

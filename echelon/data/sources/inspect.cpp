@@ -11,6 +11,8 @@
 #include "echelon/data/sources/order.h"
 #include "echelon/data/sources/text.h"
 #include "echelon/error.h"
+#include "echelon/storage/local_copy.h"
+#include "echelon/storage/settings.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -132,7 +134,7 @@ int64_t count_classes(
 
 DataFacts tensors_facts(const std::string& path) {
   try {
-    const safetensors::File file(path);
+    const safetensors::File file(storage::local_copy(path));
     const auto& inputs = file.at("inputs");
     const auto& targets = file.at("targets");
     for (const auto* tensor : {&inputs, &targets}) {
@@ -169,6 +171,12 @@ DataFacts tensors_facts(const std::string& path) {
 }
 
 DataFacts image_facts(const std::string& path, int64_t image_size) {
+  if (storage::is_object_url(path)) {
+    throw DataError(
+        path +
+        ": images are read from a folder; copy them to a disk (aws s3 sync), "
+        "or store them as tensors in one .safetensors file");
+  }
   const ImageFolder folder = scan_image_folder(path);
   const auto images = static_cast<int64_t>(folder.images.size());
   return {

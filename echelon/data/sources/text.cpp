@@ -16,6 +16,8 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/storage/local_copy.h"
+#include "echelon/storage/settings.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
@@ -34,8 +36,11 @@ fail(const char* key, int64_t value, const std::string& rule) {
 }
 
 bool exists(const std::string& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
+  return storage::exists_there(path);
+}
+
+std::unique_ptr<Tokenizer> load_named_tokenizer(const std::string& name) {
+  return load_tokenizer(storage::local_copy(name));
 }
 
 void check_weights(const DataOptions& options, size_t sources) {
@@ -118,7 +123,8 @@ Files files_of(const std::string& name, TextFormat format) {
 }  // namespace
 
 std::unique_ptr<Tokenizer> open_tokenizer(const DataOptions& options) {
-  if (!options.tokenizer.empty()) return load_tokenizer(options.tokenizer);
+  if (!options.tokenizer.empty())
+    return load_named_tokenizer(options.tokenizer);
   const auto names = source_names(options);
   const bool has_text = std::ranges::any_of(names, [&](const auto& name) {
     return files_of(name, options.format).kind == FileKind::text;
@@ -131,6 +137,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const DataOptions& options) {
 }
 
 std::vector<std::string> expand_source(const std::string& name) {
+  if (storage::is_object_url(name)) return {storage::local_copy(name)};
   if (name.find_first_of("*?[") == std::string::npos || exists(name)) {
     return {name};
   }
@@ -192,7 +199,10 @@ void TextCorpus::open(const std::vector<std::string>& names) {
 
 TokenFile TextCorpus::open_source(const std::string& name) {
   const Files files = files_of(name, options_.format);
-  if (files.kind == FileKind::indexed) return TokenFile(files.bin, files.idx);
+  if (files.kind == FileKind::indexed) {
+    return TokenFile(
+        storage::local_copy(files.bin), storage::local_copy(files.idx));
+  }
   if (files.kind == FileKind::flat) {
     if (respects_documents() && end_of_text_ < 0) {
       throw ConfigError(format(
@@ -203,10 +213,12 @@ TokenFile TextCorpus::open_source(const std::string& name) {
     }
     const auto type =
         options_.token_bytes == 4 ? TokenType::u32 : TokenType::u16;
-    return TokenFile(files.bin, type);
+    return TokenFile(storage::local_copy(files.bin), type);
   }
   TextRecipe recipe;
-  if (!options_.tokenizer.empty()) recipe.tokenizer = options_.tokenizer;
+  if (!options_.tokenizer.empty()) {
+    recipe.tokenizer = storage::local_copy(options_.tokenizer);
+  }
   recipe.separator = options_.document_separator;
   recipe.end_of_text = options_.end_of_text_id;
   const auto own = tokenizer().end_of_text();

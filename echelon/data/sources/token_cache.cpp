@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <system_error>
@@ -181,16 +180,8 @@ std::unique_ptr<TokenFile> find_cached(const std::string& prefix) {
 }  // namespace
 
 std::string token_cache_folder() {
-  const auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string(value == nullptr ? "" : value);
-  };
-  std::string cache = variable("ECHELON_CACHE");
-  if (!cache.empty()) return cache + "/tokens";
-  cache = variable("XDG_CACHE_HOME");
-  if (!cache.empty()) return cache + "/echelon/tokens";
-  cache = variable("HOME");
-  if (!cache.empty()) return cache + "/.cache/echelon/tokens";
+  const fs::path cache = cache_folder();
+  if (!cache.empty()) return (cache / "tokens").string();
   throw ConfigError(
       "neither ECHELON_CACHE, XDG_CACHE_HOME nor HOME is set; set "
       "ECHELON_CACHE to a folder where tokens may be kept");

@@ -16,6 +16,7 @@
 
 #include "echelon/error.h"
 #include "echelon/layers/computing_device.h"
+#include "echelon/parallel/context/attention.h"
 #include "echelon/parallel/tensor/dropout.h"
 #include "echelon/text/format.h"
 
@@ -291,12 +292,15 @@ ParallelAttention::project(const Tensor& x, const AttentionFrame& frame) {
 
 Tensor ParallelAttention::attend(
     const QueryKeyValue& qkv, const AttentionFrame& frame) {
-  const int64_t past = frame.cache ? frame.cache->length : 0;
   auto [query, key, value] = qkv;
   if (query_norm_) {
     query = query_norm_->forward(query);
     key = key_norm_->forward(key);
   }
+  if (parallel_.context.is_used()) {
+    return attend_in_context({query, key, value}, frame);
+  }
+  const int64_t past = frame.cache ? frame.cache->length : 0;
   if (options_.rotary) {
     const auto table = rotary_table(
         *options_.rotary, options_.shape.size_of_head(), past, frame.sequence,
@@ -341,6 +345,58 @@ Tensor ParallelAttention::attend(
              mask.defined() ? std::make_optional(mask) : std::nullopt,
              /*dropout_p=*/0.0, causal, /*scale=*/std::nullopt, grouped)
       .transpose(1, 2)
+      .flatten(2);
+}
+
+// Attention over sequences of which this rank has some tokens.
+Tensor ParallelAttention::attend_in_context(
+    QueryKeyValue qkv, const AttentionFrame& frame) {
+  if (frame.cache) {
+    throw ConfigError(
+        label_ +
+        ": sequences are not cut in generation; build the model without a "
+        "context-parallel group");
+  }
+  if (options_.window > 0 && options_.window < frame.total) {
+    throw ConfigError(format(
+        "{}: window={}, but sequences of {} tokens that are cut over {} ranks "
+        "have no windows yet; set window=0, or set [layout] cp=1",
+        label_, options_.window, frame.total, parallel_.context.size()));
+  }
+  if (options_.rotary) {
+    const auto table = rotary_table(
+        *options_.rotary, options_.shape.size_of_head(),
+        parallel_.context.pieces_of(frame.total), qkv.query.options());
+    qkv.query = rotate(qkv.query, table);
+    qkv.key = rotate(qkv.key, table);
+  }
+  ContextAttentionCall call{
+      .sequence = frame.total, .documents = frame.documents, .label = label_};
+  for (size_t kv = 0; kv < queries_of_kv_.size(); ++kv) {
+    call.kv_of_query.insert(
+        call.kv_of_query.end(), static_cast<size_t>(queries_of_kv_[kv]),
+        static_cast<int64_t>(kv));
+  }
+  if (options_.dropout > 0 && is_training()) {
+    call.dropout = options_.dropout;
+    call.kept =
+        [first = heads_.query.begin, total = frame.total,
+         keys_of_samples = frame.keys,
+         source =
+             DropoutSource{
+                 options_.dropout, dropout_stream(label_ + ".attn_dropout")}](
+            const Tensor& like, int64_t first_head, const IndexRange& queries,
+            const IndexRange& keys) {
+          const int64_t head = first + first_head;
+          return detail::keep_mask(
+                     like.flatten(0, 2), keys_of_samples, source,
+                     place_of_scores(
+                         {head, head + like.size(1)}, queries, keys, total))
+              .view(like.sizes());
+        };
+  }
+  return context_attention(
+             qkv.query, qkv.key, qkv.value, parallel_.context, call)
       .flatten(2);
 }
 

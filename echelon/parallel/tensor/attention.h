@@ -77,7 +77,9 @@ struct AttentionOptions {
   /// Above 0: RMSNorm of each head of queries and keys with this eps, before
   /// the rotation, as qwen3 has.
   double qk_norm_eps = 0;
-  /// Tokens that a query attends to, itself and those before it; 0: all.
+  /// Tokens that a query attends to, itself and those before it; 0: all. With
+  /// fewer than a sequence has, in a context-parallel group, forward throws
+  /// ConfigError.
   int64_t window = 0;
   std::optional<RotaryOptions> rotary;  // of queries and keys
   double dropout = 0;                   // of probabilities, in training
@@ -94,7 +96,13 @@ struct KeyValueCache {
 /// The shape of a batch of tokens, and which tokens attend to which.
 struct AttentionFrame {
   int64_t batch = 0;
-  int64_t sequence = 0;
+  int64_t sequence = 0;  // tokens of each sample here
+  /// In a context-parallel group: the tokens of whole sequences, of which
+  /// `sequence` are here.
+  int64_t total = 0;
+  /// In such a group, in place of `mask`: int64 [batch, total], the tokens of
+  /// one document of a sample have the same number; undefined: no borders.
+  torch::Tensor documents;
   /// From document_mask, one for all layers; undefined: every position attends
   /// to itself and to earlier ones.
   torch::Tensor mask;
@@ -152,6 +160,8 @@ class ParallelAttention : public torch::nn::Module {
   add_projection(const std::string& name, bool query, bool key, bool value);
   QueryKeyValue project(const torch::Tensor& x, const AttentionFrame& frame);
   torch::Tensor attend(const QueryKeyValue& qkv, const AttentionFrame& frame);
+  torch::Tensor
+  attend_in_context(QueryKeyValue qkv, const AttentionFrame& frame);
   torch::Tensor with_dropout(
       const QueryKeyValue& qkv, torch::Tensor mask,
       const torch::Tensor& keys) const;

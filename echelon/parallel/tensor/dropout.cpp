@@ -47,23 +47,43 @@ struct Run {
 
 constexpr int64_t kLongestRun = int64_t{1} << 14;
 
+// Rows of a sample that follow each other both in the sample and here.
+struct Rows {
+  int64_t first = 0;  // in the sample
+  int64_t count = 0;
+};
+
+// From row `here` of those of a sample that are here.
+Rows rows_from(const DropoutPlace& place, int64_t here) {
+  if (place.rows.empty()) return {here, place.rows_per_sample - here};
+  for (const auto& piece : place.rows) {
+    if (here < piece.size()) return {piece.begin + here, piece.size() - here};
+    here -= piece.size();
+  }
+  throw InternalError("dropout: a row is not among those of its sample");
+}
+
 std::vector<Run>
 runs_of(const Tensor& x, const Tensor& keys, const DropoutPlace& place) {
   std::vector<Run> runs;
   if (x.numel() == 0) return runs;
   const int64_t rows = x.size(0);
   const int64_t row_size = x.numel() / rows;
+  const bool whole_rows = place.row_elements == 0;
+  const int64_t row_elements = whole_rows ? row_size : place.row_elements;
   const auto* key = keys.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < rows;) {
     const int64_t sample = (place.first_row + row) / place.rows_per_sample;
-    const int64_t in_sample = (place.first_row + row) % place.rows_per_sample;
+    const auto here =
+        rows_from(place, (place.first_row + row) % place.rows_per_sample);
     const int64_t next =
-        std::min(rows, row + place.rows_per_sample - in_sample);
+        std::min(rows, row + (whole_rows ? here.count : int64_t{1}));
     for (int64_t at = row * row_size; at < next * row_size; at += kLongestRun) {
       runs.push_back(
           {static_cast<uint64_t>(key[sample]),
-           place.first_element + in_sample * row_size + at - row * row_size, at,
-           std::min(kLongestRun, next * row_size - at)});
+           place.first_element + here.first * row_elements + at -
+               row * row_size,
+           at, std::min(kLongestRun, next * row_size - at)});
     }
     row = next;
   }
@@ -235,15 +255,36 @@ uint64_t dropout_stream(std::string_view name) {
 }
 
 DropoutPlace place_of_tokens(
-    const TensorParallel& parallel, int64_t batch, int64_t sequence) {
-  if (!parallel.splits_tokens()) return {};
-  return {
-      .first_row = parallel.part_of(batch * sequence).begin,
-      .rows_per_sample = sequence};
+    const TensorParallel& parallel, int64_t batch, int64_t sequence,
+    int64_t total) {
+  DropoutPlace place;
+  if (parallel.splits_tokens()) {
+    place.first_row = parallel.part_of(batch * sequence).begin;
+    place.rows_per_sample = sequence;
+  }
+  if (parallel.context.is_used()) {
+    place.rows_per_sample = sequence;
+    place.rows = parallel.context.pieces_of(total);
+  }
+  return place;
 }
 
 DropoutPlace place_of_heads(int64_t first_head, int64_t queries, int64_t keys) {
   return {.first_element = first_head * queries * keys};
+}
+
+DropoutPlace place_of_scores(
+    const IndexRange& heads, const IndexRange& queries, const IndexRange& keys,
+    int64_t sequence) {
+  DropoutPlace place{
+      .rows_per_sample = heads.size() * queries.size(),
+      .first_element = keys.begin,
+      .row_elements = sequence};
+  for (int64_t head = heads.begin; head < heads.end; ++head) {
+    place.rows.push_back(
+        {head * sequence + queries.begin, head * sequence + queries.end});
+  }
+  return place;
 }
 
 Tensor detail::keep_mask_by_operators(
@@ -256,12 +297,22 @@ Tensor detail::keep_mask_by_operators(
       torch::arange(place.first_row, place.first_row + x.size(0), integers)
           .unsqueeze(1);
   const auto sample = rows.div(place.rows_per_sample, "floor");
-  const auto first =
-      (rows - sample * place.rows_per_sample) * row_size + place.first_element;
+  auto in_sample = rows - sample * place.rows_per_sample;
+  if (!place.rows.empty()) {
+    std::vector<Tensor> all;
+    for (const auto& piece : place.rows) {
+      all.push_back(torch::arange(piece.begin, piece.end, integers));
+    }
+    in_sample = at::cat(all).index_select(0, in_sample.flatten()).unsqueeze(1);
+  }
+  const int64_t row_elements =
+      place.row_elements == 0 ? row_size : place.row_elements;
+  const auto first = in_sample * row_elements + place.first_element;
   const auto key = keys.to(x.device()).index_select(0, sample.flatten());
   // Four elements share a counter if rows are aligned; else each element has
   // its own counter.
-  const bool aligned = row_size % 4 == 0 && place.first_element % 4 == 0;
+  const bool aligned = row_size % 4 == 0 && row_elements % 4 == 0 &&
+                       place.first_element % 4 == 0;
   const auto element =
       first + torch::arange(0, row_size, aligned ? 4 : 1, integers);
   auto words = words_by_operators(

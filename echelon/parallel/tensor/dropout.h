@@ -11,7 +11,9 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
+#include "echelon/layout/shard.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 
 namespace echelon {
@@ -34,16 +36,34 @@ struct DropoutPlace {
   int64_t first_row = 0;
   int64_t rows_per_sample = 1;
   int64_t first_element = 0;
+  /// Where only some rows of each sample are here, which ones, in the order in
+  /// which they are: row i of a sample takes the place of number i of these.
+  /// Empty: all of them.
+  std::vector<IndexRange> rows;
+  /// Where only some elements of each row are here: how many it has. Those here
+  /// begin at first_element. 0: all are here.
+  int64_t row_elements = 0;
 };
 
 /// For x [batch, sequence, hidden], or with sharded tokens x [tokens_r,
 /// hidden].
+///
+///   total  the tokens of whole sequences, in a context-parallel group, where
+///          `sequence` is this rank's; x is then [batch * sequence, hidden] or
+///          [tokens_r, hidden]
 DropoutPlace place_of_tokens(
-    const TensorParallel& parallel, int64_t batch, int64_t sequence);
+    const TensorParallel& parallel, int64_t batch, int64_t sequence,
+    int64_t total = 0);
 
 /// For attention probabilities [batch, heads_r, queries, keys] of the heads
 /// that begin at `first_head`.
 DropoutPlace place_of_heads(int64_t first_head, int64_t queries, int64_t keys);
+
+/// The same for a part of the probabilities of sequences of `sequence` tokens,
+/// flattened to [batch * heads * queries, keys].
+DropoutPlace place_of_scores(
+    const IndexRange& heads, const IndexRange& queries, const IndexRange& keys,
+    int64_t sequence);
 
 /// Sets some elements of x to zero, and divides the others by 1 - probability.
 ///

@@ -165,6 +165,22 @@ RotaryTable rotary_table(
   return rows(table, first, count);
 }
 
+RotaryTable rotary_table(
+    const RotaryOptions& options, int64_t head_size,
+    const std::vector<IndexRange>& positions,
+    const torch::TensorOptions& like) {
+  const torch::NoGradGuard no_grad;
+  std::vector<Tensor> cosines, sines;
+  for (const auto& range : positions) {
+    const auto part =
+        rotary_table(options, head_size, range.begin, range.size(), like);
+    cosines.push_back(part.cosine);
+    sines.push_back(part.sine);
+  }
+  if (positions.size() == 1) return {cosines[0], sines[0]};
+  return {at::cat(cosines), at::cat(sines)};
+}
+
 Tensor rotate(const Tensor& x, const RotaryTable& table) {
   return Rotate::apply(x, table.cosine, table.sine, int64_t{1});
 }

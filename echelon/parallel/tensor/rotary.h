@@ -10,6 +10,9 @@
 
 #include <compare>
 #include <cstdint>
+#include <vector>
+
+#include "echelon/layout/shard.h"
 
 namespace echelon {
 
@@ -44,6 +47,12 @@ struct RotaryTable {
 RotaryTable rotary_table(
     const RotaryOptions& options, int64_t head_size, int64_t first,
     int64_t count, const torch::TensorOptions& like);
+
+/// The same for some positions, one range after the other; a copy when there
+/// are several ranges.
+RotaryTable rotary_table(
+    const RotaryOptions& options, int64_t head_size,
+    const std::vector<IndexRange>& positions, const torch::TensorOptions& like);
 
 /// Rotates each head of each position. float16 and bfloat16 are rotated in
 /// float32.

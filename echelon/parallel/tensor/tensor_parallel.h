@@ -45,6 +45,7 @@
 #include "echelon/comm/group.h"
 #include "echelon/layout/shard.h"
 #include "echelon/options/tensor.h"
+#include "echelon/parallel/context/context_parallel.h"
 
 namespace echelon {
 
@@ -53,6 +54,9 @@ namespace echelon {
 struct TensorParallel {
   Group group = Group::alone("tp");
   TensorParallelOptions options;
+  /// The ranks that hold the other parts of each sequence. They have the same
+  /// shards of parameters, and layers are given this rank's tokens.
+  ContextParallel context;
   /// The ranks that share out the experts of a mixture; each has samples of its
   /// own (parallel/expert/).
   Group experts = Group::alone("ep");

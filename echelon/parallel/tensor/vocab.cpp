@@ -475,11 +475,19 @@ Tensor PositionEmbedding::forward(const Tensor& x, const Tensor& like) {
         "data.sequence or give the model more positions",
         sequence, weight.size(0)));
   }
-  if (!parallel_.splits_tokens()) return x + weight.narrow(0, 0, sequence);
-  const auto mine = parallel_.part_of(like.size(0) * sequence);
-  const auto positions =
-      torch::arange(mine.begin, mine.end, like.options().dtype(torch::kInt64));
-  return x + rows_of_table(weight, positions.remainder_(sequence));
+  const auto& context = parallel_.context;
+  const auto pieces = context.pieces_of(sequence);
+  if (!parallel_.splits_tokens()) return x + rows_at(weight, 0, pieces);
+  const int64_t length = context.length_of(sequence);
+  const auto mine = parallel_.part_of(like.size(0) * length);
+  const auto integers = like.options().dtype(torch::kInt64);
+  auto positions =
+      torch::arange(mine.begin, mine.end, integers).remainder_(length);
+  if (context.is_used()) {
+    const auto all = torch::arange(sequence, integers);
+    positions = rows_at(all, 0, pieces).index_select(0, positions);
+  }
+  return x + rows_of_table(weight, positions);
 }
 
 Tensor vocab_cross_entropy(

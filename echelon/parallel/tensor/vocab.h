@@ -48,7 +48,8 @@ class PositionEmbedding : public ShardedModule {
   /// Adds to each token the weight of its position in its sample.
   ///
   ///   x        [batch, sequence, hidden], or this rank's [tokens_r, hidden]
-  ///   like     any tensor [batch, sequence, …], for the shape of the batch
+  ///   like     any tensor [batch, sequence, …] of whole sequences, for the
+  ///            shape of the batch
   ///   returns  a tensor like x
   ///
   /// Throws ConfigError when the sequence is longer than `positions`.

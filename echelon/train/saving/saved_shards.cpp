@@ -262,7 +262,7 @@ std::vector<StateShard> parameters_to_save(
     drop_numbers_of_others(all, begin);
   }
   auto all = share_out(std::move(whole), groups.data());
-  append(all, share_out(std::move(ranged), groups.replicate_all()));
+  append(all, share_out(std::move(ranged), groups.replicate()));
   append(all, share_out(std::move(whole_experts), groups.same_experts()));
   append(
       all,

@@ -2,7 +2,8 @@
 // slow work of the current one, and training waits for it only where it must.
 //
 //   idle -> copying -> writing -> committing -> idle
-//   any of the three, where a rank failed -> idle
+//                                 committing -> uploading -> publishing -> idle
+//   any of these, where a rank failed -> idle
 //
 // The thread sets `done` last, so `error` is read without a lock after it. A
 // rank moves on only in proceed(), when the summed news say that all ranks are
@@ -12,6 +13,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -24,6 +26,7 @@
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/files/folder_files.h"
 #include "echelon/checkpoint/files/rank_file.h"
+#include "echelon/checkpoint/files/reader.h"
 #include "echelon/error.h"
 #include "echelon/layout/layout.h"
 #include "echelon/text/format.h"
@@ -103,6 +106,28 @@ Saver::Saver(
   error = detail::first_failure(world_.exchange(error));
   if (!error.empty()) throw CheckpointError(error);
   if (world_.size() > 1) require_shared_folder();
+  if (!job_.checkpoint.remote.empty()) claim_remote();
+}
+
+// Every rank uploads its file, so all of them must have keys.
+void Saver::claim_remote() {
+  std::string error, mark;
+  try {
+    remote_ = std::make_unique<RemoteCheckpoints>(job_.checkpoint.remote);
+    if (is_rank_zero()) {
+      mark = remote_->claim();
+      const auto there = remote_->list();
+      if (!there.empty()) mark += format(" {}", there.front().step);
+    }
+  } catch (const std::exception& refused) {
+    error = refused.what();
+  }
+  error = detail::first_failure(world_.exchange(error));
+  if (!error.empty()) throw CheckpointError(error);
+  mark = world_.exchange(mark)[0];
+  const size_t space = mark.find(' ');
+  remote_mark_ = mark.substr(0, space);
+  if (space != std::string::npos) remote_step_ = std::stoll(mark.substr(space));
 }
 
 // Without a shared folder, files of ranks on other hosts would be lost.
@@ -130,6 +155,7 @@ void Saver::require_shared_folder() {
 }
 
 Saver::~Saver() {
+  if (remote_) remote_->cancel();
   background_->join();
   if (is_rank_zero() && phase_ != Phase::idle) {
     abandon_checkpoint(folder_, manifest_.step);
@@ -139,6 +165,13 @@ Saver::~Saver() {
 void Saver::resumed_from(int64_t step, const std::filesystem::path& path) {
   last_step_ = step;
   last_ = path;
+  done_ = path;
+  remote_step_ = std::min(remote_step_, step);  // discard_after()
+  if (remote_ && step > remote_step_) upload_last();
+}
+
+void Saver::discard_after(int64_t step) {
+  if (remote_) remote_->discard_after(step);
 }
 
 SaverNews Saver::progress() const {
@@ -216,6 +249,10 @@ void Saver::save_and_wait(TrainingState& state, const CheckpointManifest& now) {
     then_ = Then::nothing;
     begin(state, now, false);
     wait();
+  } else if (!is_uploaded()) {
+    then_ = Then::nothing;
+    upload_last();
+    wait();
   }
   then_ = Then::training;
   if (!failure_.empty()) throw CheckpointError(failure_);
@@ -291,6 +328,37 @@ void Saver::commit() {
   });
 }
 
+// Uploads `files` of the newest checkpoint; the other ranks upload the others.
+void Saver::upload(std::vector<std::string> files) {
+  enter(Phase::uploading);
+  remote_name_ = remote_name(last_step_, remote_mark_, ++remote_count_);
+  run([this, files = std::move(files)] {
+    for (const auto& file : files) remote_->upload(last_ / file, remote_name_);
+  });
+}
+
+// A checkpoint that an earlier process has committed, of any number of ranks.
+void Saver::upload_last() {
+  std::vector<std::string> files;
+  const CheckpointReader reader(last_.string());
+  manifest_ = reader.manifest();
+  for (size_t i = 0; i < manifest_.files.size(); ++i) {
+    if (static_cast<int64_t>(i) % world_.size() != world_.rank()) continue;
+    files.push_back(manifest_.files[i].name);
+  }
+  upload(std::move(files));
+}
+
+void Saver::publish() {
+  enter(Phase::publishing);
+  if (!is_rank_zero()) return;
+  run([this] {
+    remote_->publish(
+        remote_name_, last_, keep_rule(job_.checkpoint),
+        folder_.parent_path() / "metrics.jsonl");
+  });
+}
+
 // Returns what went wrong instead of throwing: a rank without memory for the
 // copy must not keep the others waiting.
 std::string Saver::copy(TrainingState& state, bool async) {
@@ -322,7 +390,15 @@ void Saver::proceed(const SaverNews& all) {
       return write();
     case Phase::writing:
       return commit();
+    case Phase::committing:
+      last_step_ = manifest_.step;
+      last_ = checkpoint_path(folder_, manifest_.step);
+      if (remote_) return upload({rank_file_name(world_.rank())});
+      return conclude(false);
+    case Phase::uploading:
+      return publish();
     default:
+      remote_step_ = last_step_;
       return conclude(false);
   }
 }
@@ -331,16 +407,21 @@ void Saver::conclude(bool failed) {
   enter(Phase::idle);
   if (failed) return fail();
   failures_ = 0;
-  last_step_ = manifest_.step;
-  last_ = checkpoint_path(folder_, manifest_.step);
+  done_ = last_;
 }
 
 void Saver::fail() {
   ++failures_;
   if (is_rank_zero()) abandon_checkpoint(folder_, manifest_.step);
+  const bool only_here = last_step_ == manifest_.step;
   failure_ = format(
-      "the checkpoint of step {} failed: {}", manifest_.step,
+      "the checkpoint of step {} {}: {}", manifest_.step,
+      only_here ? format(
+                      "is in {}, but not in {}", last_.string(),
+                      job_.checkpoint.remote)
+                : "failed",
       detail::first_failure(world_.exchange(background_->error)));
+  if (is_taken_over(failure_)) throw CheckpointError(failure_);
   if (then_ == Then::nothing) return;  // save_and_wait() tells
   const std::string count = std::to_string(failures_);
   const int64_t attempts = job_.checkpoint.attempts;

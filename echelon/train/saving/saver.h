@@ -10,9 +10,11 @@
 //
 // A checkpoint passes through three phases, and only one is in flight. Copying:
 // every rank copies its state (unless training waits) while rank 0 makes the
-// folder. Writing: every rank writes its file. Committing: rank 0 commits. All
-// of it runs next to training, whose update alone waits for the copy. A phase
-// ends when the sums of a step say that all ranks have ended it (SaverNews).
+// folder. Writing: every rank writes its file. Committing: rank 0 commits. With
+// checkpoint.remote two more follow. Uploading: every rank uploads its file.
+// Publishing: rank 0 makes the checkpoint visible on the storage. All of it
+// runs next to training, whose update alone waits for the copy. A phase ends
+// when the sums of a step say that all ranks have ended it (SaverNews).
 #pragma once
 
 #include <chrono>
@@ -21,8 +23,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "echelon/checkpoint/format/manifest.h"
+#include "echelon/checkpoint/remote/remote_checkpoints.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/error.h"
 #include "echelon/job/job.h"
@@ -44,7 +48,8 @@ class Saver {
  public:
   /// Every rank of the world makes one. Rank 0 takes the folder's lock. Throws
   /// CheckpointError that names the lock's owner, and ConfigError when not all
-  /// ranks see the folder. Borrows its arguments.
+  /// ranks see the folder. With checkpoint.remote, rank 0 claims that place.
+  /// Borrows its arguments.
   Saver(
       const Job& job, const ModelSource& source, World& world,
       const MeshGroups& groups, const std::filesystem::path& folder,
@@ -55,8 +60,13 @@ class Saver {
   Saver& operator=(const Saver&) = delete;
 
   /// Training was resumed from this checkpoint of the folder: its step is
-  /// saved.
+  /// saved. Begins to upload it where the storage has only older ones.
   void resumed_from(int64_t step, const std::filesystem::path& path);
+
+  /// Training went back to this step: later checkpoints on the storage no
+  /// longer count. Rank 0 calls it, when nothing is in flight, before any
+  /// checkpoint is set aside. Throws CheckpointError.
+  void discard_after(int64_t step);
 
   /// This rank's news for the sums of a step. The next checkpoint answers the
   /// requests in it; later ones wait for the next news.
@@ -93,14 +103,22 @@ class Saver {
   /// after_step.
   void wait();
 
-  /// The newest complete checkpoint; empty: none yet.
-  const std::filesystem::path& last() const { return last_; }
+  /// The newest complete checkpoint, which with checkpoint.remote is there too;
+  /// empty: none yet.
+  const std::filesystem::path& last() const { return done_; }
   /// How long training waited for checkpoints, and how many were begun.
   double stopped_seconds() const { return stopped_seconds_; }
   int64_t count() const { return count_; }
 
  private:
-  enum class Phase { idle, copying, writing, committing };
+  enum class Phase {
+    idle,
+    copying,
+    writing,
+    committing,
+    uploading,
+    publishing
+  };
   /// What follows when the checkpoint in flight fails.
   enum class Then { training, one_more, nothing };
 
@@ -109,6 +127,13 @@ class Saver {
   void run(std::function<void()> work);
   void write();
   void commit();
+  void claim_remote();
+  void upload(std::vector<std::string> files);
+  void upload_last();
+  void publish();
+  bool is_uploaded() const {
+    return remote_ == nullptr || remote_step_ == last_step_;
+  }
   void enter(Phase phase);
   void proceed(const SaverNews& all);
   void conclude(bool failed);
@@ -124,6 +149,11 @@ class Saver {
   const MeshGroups& groups_;
   std::filesystem::path folder_;  // checkpoints/
   timeline::Recorder* recorder_;
+  std::unique_ptr<RemoteCheckpoints> remote_;  // null: there is none
+  std::string remote_mark_;                    // the same on all ranks
+  std::string remote_name_;                    // of the checkpoint in flight
+  int64_t remote_count_ = 0;                   // uploads begun
+  int64_t remote_step_ = -1;                   // of the newest one there
   struct Background;
   std::unique_ptr<Background> background_;
   StateSnapshot snapshot_;
@@ -136,7 +166,8 @@ class Saver {
   Then then_ = Then::training;
   int told_ = 0;  // requests in the last news()
   int64_t last_step_ = -1;
-  std::filesystem::path last_;
+  std::filesystem::path last_;  // committed in the folder
+  std::filesystem::path done_;  // last()
   double stopped_seconds_ = 0;
   int64_t count_ = 0;
 };

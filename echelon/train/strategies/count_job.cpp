@@ -46,7 +46,10 @@ LayerList with_loss(
   const std::shared_ptr<TrainingObjective> objective =
       objective_for(source.sample, source.classes, parallel);
   const auto targets = torch::empty(
-      with_samples(samples, source.sample.target_shape),
+      with_samples(
+          samples, is_text(source.sample)
+                       ? tokens_here(source.sample, parallel.context)
+                       : source.sample.target_shape),
       torch::dtype(source.sample.target_dtype).device(torch::kMeta));
   const auto forward = [objective, targets](const Tensors& outputs) {
     return Tensors{objective->loss_sum(outputs, targets)};

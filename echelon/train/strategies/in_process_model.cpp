@@ -41,7 +41,7 @@ class InProcessModel : public ParallelModel {
         recorder_(recorder),
         layers_(place.source.layers.names()),
         lines_(std::move(lines)),
-        tensor_(layer_ranks(job, place.groups)),
+        tensor_(tensor_parallel(job, place.groups)),
         objective_(
             objective_for(place.source.sample, place.source.classes, tensor_)),
         network_(std::move(network)),
@@ -99,9 +99,10 @@ class InProcessModel : public ParallelModel {
   }
 
   std::optional<NonFinite> find_nonfinite(const Batch& raw) override {
-    return earliest(
+    const auto found = earliest(
         network_->first_nonfinite_layer(inputs_of(placed(raw))), layers_,
         tensor_.group, first_);
+    return earliest(found, layers_, tensor_.context.group, first_);
   }
 
   std::vector<LocalParameter> parameters() const override {
@@ -192,7 +193,8 @@ LayerList wrapped(const Job& job, const ModelSource& source) {
 std::unique_ptr<ParallelModel>
 make_data_parallel_model(const Job& job, const ModelPlace& place) {
   const torch::Device device = place.world.device();
-  const LayerList layers = place.source.sharded(layer_ranks(job, place.groups));
+  const LayerList layers =
+      place.source.sharded(tensor_parallel(job, place.groups));
   const auto network =
       RankLayers(job, place, layers, {.slices = {{0, layers.size()}}})
           .networks()

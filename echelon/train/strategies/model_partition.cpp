@@ -3,6 +3,11 @@
 // as measured times, is broadcast by agree(). The work is FLOPs or measured
 // seconds, the limits are the memory of each rank divided by its stages, and
 // layout/partition.h finds the boundaries.
+//
+// A layer's time is the shortest of a few runs, which other work on the machine
+// disturbs least. A rank's speed must not be that: a limit on its share of a
+// core stops it for a while and then lets it run at full speed. It follows from
+// the time of many runs, about kTimedSeconds.
 #include "echelon/train/strategies/model_partition.h"
 
 #include <ATen/DeviceAccelerator.h>
@@ -22,12 +27,16 @@ namespace echelon {
 namespace {
 
 constexpr int kTimedRuns = 3;
+constexpr double kTimedSeconds = 0.4;  // a core's limits are for 0.1 s each
+constexpr double kMostTimedRuns = 1000;
+constexpr double kAlikeSpeeds = 0.85;  // measurements differ by as much
 
-// Returns rank 0's numbers on every rank.
-std::vector<double> agree(std::vector<double> values, World& world) {
+// Returns one rank's numbers on every rank.
+std::vector<double>
+agree(std::vector<double> values, World& world, size_t rank = 0) {
   std::string text;
   for (const double value : values) text += format("{:.17g} ", value);
-  std::istringstream agreed(world.exchange(text)[0]);
+  std::istringstream agreed(world.exchange(text)[rank]);
   values.clear();
   for (double value = 0; agreed >> value;) values.push_back(value);
   return values;
@@ -64,13 +73,24 @@ Tensors run_once(const BuiltLayer& layer, const Tensors& given) {
   return results;
 }
 
-// Seconds of forward and backward of each layer on `device`: the shortest of a
-// few runs of a random microbatch. Builds one layer at a time.
-std::vector<double> time_layers(
+// What stages are balanced by.
+struct StageWork {
+  std::vector<double> seconds;  // by layer, or FLOPs
+  std::vector<double> speeds;   // by stage; empty: all are alike
+};
+
+struct LayerTimes {
+  std::vector<double> seconds;  // by layer: the shortest run
+  double elapsed = 0;           // of all runs
+};
+
+// Forward and backward of each layer on `device`, of a random microbatch, so
+// many times. Builds one layer at a time.
+LayerTimes time_layers(
     const LayerList& layers, const std::vector<counting::TensorSpec>& inputs,
-    torch::Device device) {
+    torch::Device device, int64_t runs) {
   using Clock = std::chrono::steady_clock;
-  std::vector<double> seconds;
+  LayerTimes times;
   Tensors values = random_tensors(inputs, device);
   for (const auto& definition : layers.layers()) {
     const BuiltLayer layer = definition.build();
@@ -81,33 +101,52 @@ std::vector<double> time_layers(
     }
     double best = std::numeric_limits<double>::max();
     Tensors outputs = run_once(layer, values);  // not timed: first touch
-    for (int run = 0; run < kTimedRuns; ++run) {
+    for (int64_t run = 0; run < runs; ++run) {
       const auto begin = Clock::now();
       outputs = run_once(layer, values);
       if (at::accelerator::isAccelerator(device.type())) {
         outputs[0].flatten()[0].item();
       }
-      best = std::min(
-          best, std::chrono::duration<double>(Clock::now() - begin).count());
+      const double seconds =
+          std::chrono::duration<double>(Clock::now() - begin).count();
+      times.elapsed += seconds;
+      best = std::min(best, seconds);
     }
-    seconds.push_back(best);
+    times.seconds.push_back(best);
     values = std::move(outputs);
   }
-  return seconds;
+  return times;
 }
 
-// Rank 0 times the layers, together with its tensor-parallel group.
-std::vector<double> measured_costs(
-    const Job& job, const ModelPlace& place,
-    const std::vector<counting::TensorSpec>& inputs) {
-  const auto& groups = place.groups;
-  std::vector<double> seconds;
-  if (groups.data_index() == 0 && groups.along(Axis::pp).rank() == 0) {
-    seconds = time_layers(
-        place.source.sharded({groups.along(Axis::tp), job.tensor}), inputs,
-        place.world.device());
+// The number that each rank of the world has, on every rank.
+std::vector<double> of_ranks(double own, World& world) {
+  std::vector<double> all;
+  for (const auto& text : world.exchange(format("{:.17g}", own))) {
+    all.push_back(std::stod(text));
   }
-  return agree(std::move(seconds), place.world);
+  return all;
+}
+
+// All tensor-parallel groups time the layers at the same time, as they will
+// train. All ranks do the same work, whose amount the fastest one limits.
+StageWork measured_work(
+    const Job& job, const ModelPlace& place,
+    const std::vector<counting::TensorSpec>& inputs, const Schedule& schedule) {
+  const LayerList layers =
+      place.source.sharded(tensor_parallel(job, place.groups));
+  const auto device = place.world.device();
+  const LayerTimes times = time_layers(layers, inputs, device, kTimedRuns);
+  const auto of_all = of_ranks(times.elapsed, place.world);
+  const auto fastest = std::ranges::min_element(of_all);
+  const auto runs = static_cast<int64_t>(
+      std::clamp(kTimedSeconds * kTimedRuns / *fastest, 1.0, kMostTimedRuns));
+  const double elapsed = time_layers(layers, inputs, device, runs).elapsed;
+  return {
+      agree(
+          times.seconds, place.world,
+          static_cast<size_t>(fastest - of_all.begin())),
+      stage_speeds(
+          place.groups.mesh(), schedule, of_ranks(elapsed, place.world))};
 }
 
 // The memory of each pipeline rank, where it is known.
@@ -169,7 +208,7 @@ SliceMemory memory_of(
 
 std::vector<size_t> boundaries_of(
     const Job& job, const std::vector<std::string>& names,
-    const std::vector<double>& work, size_t slices, const SliceMemory& memory) {
+    const StageWork& work, size_t slices, const SliceMemory& memory) {
   if (!job.model.partition_at.empty()) {
     auto boundaries = partition_at(names, job.model.partition_at, slices);
     check_fits(boundaries, memory);
@@ -177,12 +216,13 @@ std::vector<size_t> boundaries_of(
   }
   return job.model.balance == StageBalance::memory
              ? balance_memory(slices, memory)
-             : balance(work, slices, memory);
+             : balance(work.seconds, slices, memory, work.speeds);
 }
 
 std::vector<std::string> describe_stages(
-    const ModelPartition& partition, const std::vector<double>& work,
+    const ModelPartition& partition, const StageWork& measured,
     const SliceMemory& memory, const Schedule& schedule, int64_t tp) {
+  const auto& work = measured.seconds;
   double total = 0;
   for (const double one : work) total += one;
   const auto bytes = slice_bytes(partition.boundaries, memory);
@@ -197,10 +237,14 @@ std::vector<std::string> describe_stages(
       parameters += partition.costs[layer].parameters;
     }
     lines.push_back(format(
-        "stage {} (pipeline rank {}): {}{}, {} of the work, {}, {}{}", i,
+        "stage {} (pipeline rank {}): {}{}, {} of the work{}, {}, {}{}", i,
         schedule.rank_of_stage[i], partition.layers[begin],
         (end - begin > 1 ? " to " + partition.layers[end - 1] : ""),
         format_percent(total > 0 ? own / total : 0),
+        measured.speeds.empty() ? ""
+                                : format(
+                                      " at {} of the fastest's speed",
+                                      format_percent(measured.speeds[i])),
         counted(parameters, "parameter"), format_bytes(bytes[i]),
         (tp > 1 ? format(" on the first of {} tensor-parallel ranks", tp)
                 : "")));
@@ -223,16 +267,36 @@ std::vector<size_t> stage_boundaries(
   const std::vector<double> ranks(
       job.model.device_bytes.begin(), job.model.device_bytes.end());
   return boundaries_of(
-      job, names, counting::flops_of(costs),
+      job, names, {.seconds = counting::flops_of(costs)},
       static_cast<size_t>(schedule.num_stages()),
       memory_of(job, costs, schedule, ranks));
+}
+
+std::vector<double> stage_speeds(
+    const Mesh& mesh, const Schedule& schedule,
+    const std::vector<double>& seconds) {
+  std::vector<double> slowest(static_cast<size_t>(schedule.num_ranks()), 0);
+  for (int64_t rank = 0; rank < mesh.size(); ++rank) {
+    double& most =
+        slowest.at(static_cast<size_t>(mesh.coordinate(rank, Axis::pp)));
+    most = std::max(most, seconds.at(static_cast<size_t>(rank)));
+  }
+  const auto [least, most] = std::ranges::minmax(slowest);
+  if (least > kAlikeSpeeds * most) return {};
+  std::vector<double> speeds;
+  for (const int32_t rank : schedule.rank_of_stage) {
+    speeds.push_back(least / slowest.at(static_cast<size_t>(rank)));
+  }
+  return speeds;
 }
 
 std::vector<std::string> measured_partition(
     const LayerList& layers, const std::vector<counting::TensorSpec>& inputs,
     size_t slices, World& world) {
   std::vector<double> seconds;
-  if (world.rank() == 0) seconds = time_layers(layers, inputs, world.device());
+  if (world.rank() == 0) {
+    seconds = time_layers(layers, inputs, world.device(), kTimedRuns).seconds;
+  }
   const auto partition = balance(agree(std::move(seconds), world), slices);
   std::vector<std::string> first;
   for (size_t i = 1; i < slices; ++i)
@@ -256,9 +320,10 @@ ModelPartition partition_into_stages(
   const SliceMemory memory = memory_of(
       job, partition.costs, schedule,
       memory_of_ranks(job, schedule, place.world));
-  const auto work = job.model.balance == StageBalance::measured
-                        ? measured_costs(job, place, inputs)
-                        : counting::flops_of(partition.costs);
+  const StageWork work =
+      job.model.balance == StageBalance::measured
+          ? measured_work(job, place, inputs, schedule)
+          : StageWork{.seconds = counting::flops_of(partition.costs)};
   partition.boundaries =
       boundaries_of(job, partition.layers, work, slices, memory);
   partition.lines =

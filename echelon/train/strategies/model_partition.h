@@ -27,9 +27,10 @@ struct ModelPartition {
 };
 
 /// The stages of a pipeline, by [model] cut or balance. Memory counts what the
-/// schedule stores. With balance = "measured" rank 0 times the layers, together
-/// with its tensor-parallel group, and the others take its result. Every rank
-/// of the world calls this.
+/// schedule stores. With balance = "measured" each tensor-parallel group times
+/// the layers. Their ratios are those of the fastest, and the speed of a
+/// pipeline rank is that of its slowest device in any pipeline: a stage on a
+/// slow device has less work. Every rank of the world calls this.
 ///
 /// Throws ConfigError when there is no such partition.
 ModelPartition partition_into_stages(
@@ -40,6 +41,15 @@ ModelPartition partition_into_stages(
 std::vector<size_t> stage_boundaries(
     const Job& job, const Schedule& schedule,
     const std::vector<counting::LayerCost>& costs);
+
+/// The speed of each stage's pipeline rank as a share of the fastest's. A
+/// pipeline rank is as slow as its slowest device in any pipeline. Empty where
+/// all are about as fast.
+///
+///   seconds  by rank of the world: what the same work takes
+std::vector<double> stage_speeds(
+    const Mesh& mesh, const Schedule& schedule,
+    const std::vector<double>& seconds);
 
 /// How many numbers of its state an optimizer keeps for each parameter.
 int64_t optimizer_copies(const OptimizerOptions& options);

@@ -160,7 +160,7 @@ ModelSource model_source(
   }
   source.sharded = [given, dtype,
                     full = source.layers](const TensorParallel& parallel) {
-    if (parallel.size() == 1) return full;
+    if (parallel.size() == 1 && !parallel.context.is_used()) return full;
     return with_ties_of(full, in_dtype(given(parallel), dtype));
   };
   for (const auto& group : tied_groups(source.layers)) {
@@ -180,6 +180,13 @@ LayerFactory whole_layers(const LayerList& layers) {
           "given as a function of TensorParallel; give one, or set tp = 1",
           parallel.size()));
     }
+    if (parallel.context.is_used()) {
+      throw ConfigError(format(
+          "[layout] cp={}: sequences are cut in a list of layers of one's own "
+          "when it is given as a function of TensorParallel, whose attention "
+          "uses its context; give one, or set cp = 1",
+          parallel.context.size()));
+    }
     return layers;
   };
 }
@@ -197,18 +204,30 @@ std::vector<counting::TensorSpec>
 input_specs(const Job& job, const ModelSource& source, int64_t samples) {
   const auto& sample = source.sample;
   const auto shape = with_samples(samples, sample.input_shape);
+  const auto parallel = silent_tensor_parallel(job);
   std::vector<counting::TensorSpec> specs = {
-      {shape, is_text(sample) ? torch::kInt64 : dtype_of(job.model.dtype)}};
+      {with_samples(samples, tokens_here(sample, parallel.context)),
+       is_text(sample) ? torch::kInt64 : dtype_of(job.model.dtype)}};
   for (const auto& more : sample.more) {
     specs.push_back({with_samples(samples, more.shape), more.dtype});
   }
-  const bool shards_tokens = job.layout.tp > 1 && job.tensor.sequence_parallel;
+  const bool shards_tokens =
+      parallel.splits_tokens() || parallel.context.is_used();
   if (is_text(sample) && shards_tokens && sample.more.empty()) {
     specs.push_back({shape, torch::kInt64});  // documents: objective.h
   }
   if (draws_masks(job.model, sample))
     specs.push_back({{samples}, torch::kInt64});
   return specs;
+}
+
+std::vector<int64_t>
+tokens_here(const SampleSpec& sample, const ContextParallel& context) {
+  auto shape = sample.input_shape;
+  if (context.is_used() && is_text(sample)) {
+    shape[0] = context.length_of(shape[0]);
+  }
+  return shape;
 }
 
 std::vector<int64_t>
@@ -222,9 +241,19 @@ int64_t passes_per_step(const Job& job) {
   return job.layout.pp > 1 ? microbatches_of(job) : job.train.accumulate;
 }
 
+TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups) {
+  return {
+      groups.along(Axis::tp),
+      job.tensor,
+      {groups.along(Axis::cp), job.context},
+      groups.along(Axis::ep)};
+}
+
 TensorParallel silent_tensor_parallel(const Job& job, int rank) {
   return {
-      Group::silent("tp", rank, static_cast<int>(job.layout.tp)), job.tensor,
+      Group::silent("tp", rank, static_cast<int>(job.layout.tp)),
+      job.tensor,
+      {Group::silent("cp", 0, static_cast<int>(job.layout.cp)), job.context},
       Group::silent("ep", 0, static_cast<int>(job.layout.ep))};
 }
 

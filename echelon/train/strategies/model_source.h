@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/comm/mesh_groups.h"
 #include "echelon/counting/layer_cost.h"
 #include "echelon/data/dataset.h"
 #include "echelon/job/job.h"
@@ -82,6 +83,10 @@ void to_dtype(torch::nn::Module& module, torch::Dtype dtype);
 
 torch::Dtype dtype_of(ModelDtype dtype);
 
+/// The shape of a sample's inputs on a context-parallel rank.
+std::vector<int64_t>
+tokens_here(const SampleSpec& sample, const ContextParallel& context);
+
 /// [samples, ...shape].
 std::vector<int64_t>
 with_samples(int64_t samples, const std::vector<int64_t>& shape);
@@ -90,8 +95,12 @@ with_samples(int64_t samples, const std::vector<int64_t>& shape);
 /// a pipeline, or accumulated ones.
 int64_t passes_per_step(const Job& job);
 
-/// A rank of the job's tensor-parallel group that sends nothing: for layers
-/// that are built to be counted.
+/// What this rank's layers are built with.
+TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups);
+
+/// A rank of the job's tensor-parallel group that sends nothing, the first of
+/// its context-parallel and expert-parallel groups: for layers that are built
+/// to be counted.
 TensorParallel silent_tensor_parallel(const Job& job, int rank = 0);
 
 }  // namespace echelon

@@ -65,8 +65,8 @@ class Classification : public TrainingObjective {
   count(const torch::Tensor& targets) const override {
     return targets.size(0);
   }
-  int64_t count_whole(const torch::Tensor&, int64_t samples) const override {
-    return samples;
+  int64_t count_whole(const Batch& batch) const override {
+    return batch.global_count;
   }
   torch::Tensor loss_sum(
       const Tensors& outputs, const torch::Tensor& targets) const override {
@@ -95,10 +95,13 @@ class NextToken : public TrainingObjective {
   Batch prepared(
       const Batch& batch, torch::Device device, torch::Dtype) const override {
     Batch ready = on_device(batch, device, torch::kInt64);
+    const auto& context = parallel_.context;
     const bool documents = !ready.more.empty() && ready.more[0].dim() > 1;
-    if (parallel_.splits_tokens() && !documents) {
+    if ((parallel_.splits_tokens() || context.is_used()) && !documents) {
       ready.more.insert(ready.more.begin(), torch::zeros_like(ready.inputs));
     }
+    ready.inputs = context.cut(ready.inputs, 1);
+    ready.targets = context.cut(ready.targets, 1);
     return ready;
   }
   std::variant<int64_t, torch::Tensor>
@@ -106,9 +109,13 @@ class NextToken : public TrainingObjective {
     if (every_target_counts_) return targets.numel();
     return targets.ge(0).sum();
   }
-  int64_t
-  count_whole(const torch::Tensor& targets, int64_t samples) const override {
-    return samples * c10::multiply_integers(targets.sizes().slice(1));
+  int64_t count_whole(const Batch& batch) const override {
+    const auto& whole =
+        parallel_.context.is_used() ? batch.more.at(0) : batch.targets;
+    return batch.global_count * c10::multiply_integers(whole.sizes().slice(1));
+  }
+  int64_t count_samples(const torch::Tensor& targets) const override {
+    return parallel_.context.rank() == 0 ? targets.size(0) : 0;
   }
   torch::Tensor loss_sum(
       const Tensors& outputs, const torch::Tensor& targets) const override {
@@ -218,7 +225,7 @@ void TrainingObjective::add_loss(
     const torch::Tensor& targets) const {
   const auto units = count(targets);
   score.losses.push_back(loss_sum.detach());
-  score.samples += targets.size(0);
+  score.samples += count_samples(targets);
   if (const auto* known = std::get_if<int64_t>(&units)) {
     score.count += *known;
   } else {
@@ -287,7 +294,7 @@ LossFactor loss_scale(
   const auto ranks = static_cast<double>(data.size());
   int64_t units = 0;
   if (!count_units) {
-    units = objective.count_whole(batch.targets, batch.global_count);
+    units = objective.count_whole(batch);
   } else {
     const auto own = objective.count(batch.targets);
     const auto* known = std::get_if<int64_t>(&own);

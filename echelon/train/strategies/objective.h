@@ -59,7 +59,8 @@ struct LossFactor {
 };
 
 /// All ranks of a tensor-parallel group call each method together and get the
-/// same numbers.
+/// same numbers. Ranks of a context-parallel group have numbers of their own
+/// tokens; the first of them counts the samples.
 class TrainingObjective {
  public:
   virtual ~TrainingObjective() = default;
@@ -68,8 +69,9 @@ class TrainingObjective {
   virtual bool counts_tokens() const = 0;
 
   /// `batch` on `device` as the model takes it: samples in `dtype`, tokens as
-  /// int64. Where tokens are sharded and the data has no document numbers, adds
-  /// zeros: one document for each sample.
+  /// int64. In a context-parallel group, tokens and targets are those of this
+  /// rank, and documents are whole. Where tokens are sharded or cut and the
+  /// data has no document numbers, adds zeros: one document for each sample.
   virtual Batch prepared(
       const Batch& batch, torch::Device device, torch::Dtype dtype) const = 0;
 
@@ -77,10 +79,13 @@ class TrainingObjective {
   /// counts them.
   virtual std::variant<int64_t, torch::Tensor>
   count(const torch::Tensor& targets) const = 0;
-  /// How many units `samples` samples have when no target is ignored; `targets`
-  /// gives the shape of a sample's targets.
-  virtual int64_t
-  count_whole(const torch::Tensor& targets, int64_t samples) const = 0;
+  /// How many units the samples of the global batch that a prepared batch is
+  /// part of have when no target is ignored.
+  virtual int64_t count_whole(const Batch& batch) const = 0;
+  /// Of the samples of a prepared batch, those that this rank counts.
+  virtual int64_t count_samples(const torch::Tensor& targets) const {
+    return targets.size(0);
+  }
 
   /// The sum of the units' losses, a differentiable scalar in float32 or
   /// float64. `outputs` is what the model's last layer returns.

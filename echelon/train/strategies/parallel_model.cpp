@@ -60,17 +60,13 @@ std::vector<LocalParameter> local_buffers(const torch::nn::Module& module) {
   return parts_of(module.named_buffers(), shards_of(module));
 }
 
-TensorParallel layer_ranks(const Job& job, const MeshGroups& groups) {
-  return {groups.along(Axis::tp), job.tensor, groups.along(Axis::ep)};
-}
-
 std::set<std::string> counted_elsewhere(
     const std::vector<LocalParameter>& parts, const MeshGroups& groups) {
   std::set<std::string> names;
-  const bool replicated = groups.along(Axis::dp_shard).size() == 1;
-  if (groups.along(Axis::ep).rank() == 0 || !replicated) return names;
+  if (groups.along(Axis::ep).rank() == 0) return names;
   for (const auto& part : parts) {
-    if (!expert_of(part.name)) names.insert(part.name);
+    const bool sharded = part.range && groups.expert_shard().size() > 1;
+    if (!sharded && !expert_of(part.name)) names.insert(part.name);
   }
   return names;
 }
@@ -157,7 +153,9 @@ std::vector<std::string> describe_share(
     ranks.push_back(
         format("{} rank {} of {}", name, group.rank(), group.size()));
   };
-  add("sharded", place.groups.shard_all());
+  const bool sharded = std::ranges::any_of(
+      parts, [](const auto& part) { return part.range.has_value(); });
+  if (sharded) add("sharded", place.groups.shard());
   add("tensor-parallel", place.groups.along(Axis::tp));
   add("expert-parallel", place.groups.along(Axis::ep));
   if (ranks.empty()) return {};

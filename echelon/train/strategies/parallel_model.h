@@ -117,10 +117,6 @@ make_parallel_model(const Job& job, const ModelPlace& place);
 std::vector<LocalParameter> local_parameters(const torch::nn::Module& module);
 std::vector<LocalParameter> local_buffers(const torch::nn::Module& module);
 
-/// The ranks that compute each layer together, and those that share out its
-/// experts.
-TensorParallel layer_ranks(const Job& job, const MeshGroups& groups);
-
 /// Of `parts`, those that another rank counts for norms: ranks of ep that have
 /// the same parameters, but for experts, count them once.
 std::set<std::string> counted_elsewhere(

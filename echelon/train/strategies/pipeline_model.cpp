@@ -158,8 +158,10 @@ class PipelineModel : public ParallelModel {
 PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
     : group_(place.groups.along(Axis::pp)),
       data_(place.groups.data()),
-      shard_(place.groups.along(Axis::dp_shard)),
-      tensor_(layer_ranks(job, place.groups)),
+      shard_(
+          shards_parameters(job) ? place.groups.expert_shard()
+                                 : place.groups.along(Axis::dp_shard)),
+      tensor_(tensor_parallel(job, place.groups)),
       device_(place.world.device()),
       dtype_(compute_dtype(job)),
       schedule_(pipeline_schedule(job)),
@@ -373,9 +375,11 @@ std::optional<NonFinite> PipelineModel::find_nonfinite(const Batch& raw) {
   probe_->begin();
   pipeline_->evaluate(inputs(split_batch(batch, schedule_.num_microbatches)));
   const auto found = probe_->end();
-  return earliest(
-      earliest(found, partition_.layers, tensor_.group, device_),
-      partition_.layers, group_, device_);
+  auto first = found;
+  for (const auto& group : {tensor_.group, tensor_.context.group, group_}) {
+    first = earliest(first, partition_.layers, group, device_);
+  }
+  return first;
 }
 
 std::optional<PartitionedGradients>

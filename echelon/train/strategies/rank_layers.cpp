@@ -67,9 +67,9 @@ RankLayers::RankLayers(
     RankLayersOptions options)
     : device_(place.world.device()),
       data_(place.groups.data()),
-      shard_(place.groups.shard_all()),
-      replicate_(place.groups.replicate_all()),
-      tensor_(layer_ranks(job, place.groups)),
+      shard_(place.groups.shard()),
+      replicate_(place.groups.replicate()),
+      tensor_(tensor_parallel(job, place.groups)),
       layers_(layers),
       memory_(
           layer_memory(job, place.source, options.slices, options.in_flight)) {
@@ -81,7 +81,7 @@ RankLayers::RankLayers(
               [](const std::string& name) {
                 return expert_of(name).has_value();
               },
-              place.groups.along(Axis::dp_shard),
+              place.groups.expert_shard(),
               place.groups.along(Axis::dp_replicate)});
     }
     make_units(std::move(units));

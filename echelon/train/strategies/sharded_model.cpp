@@ -17,8 +17,8 @@ class ShardedModel : public ParallelModel {
         device_(place.world.device()),
         recorder_(place.recorder),
         names_(place.source.layers.names()),
-        tensor_(layer_ranks(job, place.groups)),
-        shard_(place.groups.along(Axis::dp_shard)),
+        tensor_(tensor_parallel(job, place.groups)),
+        shard_(place.groups.expert_shard()),
         data_(place.groups.data()),
         objective_(
             objective_for(place.source.sample, place.source.classes, tensor_)),
@@ -68,7 +68,9 @@ class ShardedModel : public ParallelModel {
   std::optional<NonFinite> find_nonfinite(const Batch& raw) override {
     const Batch batch = objective_->prepared(raw, device_, dtype_);
     const auto found = network_->first_nonfinite_layer(inputs_of(batch));
-    return earliest(found, names_, tensor_.group, device_);
+    return earliest(
+        earliest(found, names_, tensor_.group, device_), names_,
+        tensor_.context.group, device_);
   }
 
   std::vector<LocalParameter> parameters() const override {

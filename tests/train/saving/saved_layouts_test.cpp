@@ -88,7 +88,7 @@ std::string axes_of(const Layout& layout) {
   for (const auto& [name, degree] :
        {std::pair("dp ", layout.dp_replicate),
         std::pair("fsdp ", layout.dp_shard), std::pair("tp ", layout.tp),
-        std::pair("pp ", layout.pp)}) {
+        std::pair("pp ", layout.pp), std::pair("cp ", layout.cp)}) {
     if (degree > 1) axes += name;
   }
   return axes.empty() ? "one device" : axes;

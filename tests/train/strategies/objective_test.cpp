@@ -47,7 +47,7 @@ TEST(Classification, CountsSamples) {
   const auto targets = torch::tensor({0, 1});
   EXPECT_FALSE(objective->counts_tokens());
   EXPECT_EQ(std::get<int64_t>(objective->count(targets)), 2);
-  EXPECT_EQ(objective->count_whole(targets, 40), 40);
+  EXPECT_EQ(objective->count_whole({.global_count = 40}), 40);
   EXPECT_EQ(objective->count_correct({scores}, targets).item<int64_t>(), 1);
   const double log_sum = std::log(1 + std::exp(1.0) + std::exp(2.0));
   EXPECT_NEAR(

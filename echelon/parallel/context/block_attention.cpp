@@ -1,0 +1,298 @@
+#include "echelon/parallel/context/block_attention.h"
+
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "echelon/layers/computing_device.h"
+#include "echelon/layers/low_precision.h"
+
+namespace echelon::detail {
+namespace {
+
+using torch::Tensor;
+
+// Scores are made for as many rows at a time as give this many of them.
+constexpr int64_t kScores = int64_t{1} << 22;
+
+// Below every score, and finite in float32.
+constexpr double kLeastScore = -1e30;
+
+double scale_of(const Tensor& query) {
+  return 1 / std::sqrt(static_cast<double>(query.size(-1)));
+}
+
+Tensor rows_of(const Tensor& x, const IndexRange& rows) {
+  return rows.size() == x.size(2) ? x : x.narrow(2, rows.begin, rows.size());
+}
+
+IndexRange moved(const IndexRange& range, int64_t by) {
+  return {range.begin + by, range.end + by};
+}
+
+// Calls work(range) for chunks of [0, rows).
+template <class Work>
+void in_chunks(int64_t rows, int64_t scores_of_row, const Work& work) {
+  const int64_t step =
+      std::max<int64_t>(1, kScores / std::max<int64_t>(1, scores_of_row));
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    work(IndexRange{begin, std::min(rows, begin + step)});
+  }
+}
+
+// A tensor [batch, heads, rows] in the order that the fused kernel makes.
+Tensor rows_before_heads(const Tensor& lse) {
+  return lse.transpose(1, 2).contiguous().transpose(1, 2);
+}
+
+}  // namespace
+
+BlockAttention::BlockAttention(
+    const ContextAttentionCall& call, int64_t kv_heads, const Tensor& like)
+    : call_(call),
+      kv_heads_(kv_heads),
+      sums_(sum_dtype(like.scalar_type())),
+      fused_(
+          !call.documents.defined() && call.dropout == 0 &&
+          (like.is_cpu() || like.is_meta())) {
+  const auto heads = static_cast<int64_t>(call.kv_of_query.size());
+  group_ = heads % kv_heads == 0 ? heads / kv_heads : 0;
+  for (int64_t head = 0; head < heads && group_ > 0; ++head) {
+    const bool even =
+        call.kv_of_query[static_cast<size_t>(head)] == head / group_;
+    if (!even) group_ = 0;
+  }
+  if (group_ == 0) {
+    indices_ = torch::tensor(call.kv_of_query, torch::kInt64).to(like.device());
+  }
+}
+
+std::vector<ScoreBlock> BlockAttention::blocks_of(
+    const std::vector<IndexRange>& queries,
+    const std::vector<IndexRange>& keys) const {
+  auto blocks = score_blocks(queries, keys, fused_);
+  std::erase_if(blocks, [&](const auto& one) { return !sees_any(one); });
+  return blocks;
+}
+
+// False when no sample has a document on both sides. Documents that are not on
+// the CPU are not read.
+bool BlockAttention::sees_any(const ScoreBlock& block) const {
+  const auto& documents = call_.documents;
+  if (!documents.defined() || !documents.is_cpu() || block.causal) return true;
+  const auto side = [&](const IndexRange& range) {
+    return documents.narrow(1, range.begin, range.size()).aminmax(1);
+  };
+  const auto [first_q, last_q] = side(block.queries);
+  const auto [first_k, last_k] = side(block.keys);
+  return first_q.le(last_k).logical_and_(first_k.le(last_q)).any().item<bool>();
+}
+
+// kv [batch, kv_heads, tokens, size] with a head for each of the queries'.
+Tensor BlockAttention::for_queries(const Tensor& kv) const {
+  if (group_ == 1) return kv;
+  if (group_ == 0) return kv.index_select(1, indices_);
+  return kv.unsqueeze(2).expand({-1, -1, group_, -1, -1}).flatten(1, 2);
+}
+
+// The adjoint of for_queries, in the dtype of sums.
+Tensor BlockAttention::for_keys(const Tensor& gradient) const {
+  const auto wide = gradient.to(sums_);
+  if (group_ == 1) return wide;
+  auto sizes = wide.sizes().vec();
+  if (group_ == 0) {
+    sizes[1] = kv_heads_;
+    return at::zeros(sizes, wide.options()).index_add_(1, indices_, wide);
+  }
+  return wide.unflatten(1, {kv_heads_, group_}).sum(2);
+}
+
+// The scores of some of the block's rows, in the dtype of sums, with minus
+// infinity where a query does not see a key.
+Tensor BlockAttention::scores(
+    const Tensor& query, const Tensor& key, const ScoreBlock& block,
+    const IndexRange& rows) const {
+  auto scores =
+      at::matmul(query * scale_of(query), key.transpose(2, 3)).to(sums_);
+  const double hidden = -std::numeric_limits<double>::infinity();
+  const auto& documents = call_.documents;
+  if (documents.defined()) {
+    const auto own = moved(rows, block.queries.begin);
+    const auto mine = documents.narrow(1, own.begin, own.size());
+    const auto others =
+        documents.narrow(1, block.keys.begin, block.keys.size());
+    scores.masked_fill_(
+        mine.unsqueeze(2).ne(others.unsqueeze(1)).unsqueeze(1), hidden);
+  }
+  if (block.causal) {
+    const auto later = at::ones(
+                           {rows.size(), block.columns.size()},
+                           scores.options().dtype(torch::kBool))
+                           .triu(rows.begin + 1);
+    scores.masked_fill_(later, hidden);
+  }
+  return scores;
+}
+
+// Undefined: all.
+Tensor BlockAttention::kept(
+    const Tensor& probabilities, const ScoreBlock& block,
+    const IndexRange& rows) const {
+  if (call_.dropout == 0) return {};
+  return call_.kept(
+      probabilities, 0, moved(rows, block.queries.begin), block.keys);
+}
+
+BlockAttention::Result BlockAttention::forward(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    const ScoreBlock& block) const {
+  const auto q = rows_of(query, block.rows);
+  const auto k = for_queries(rows_of(key, block.columns));
+  const auto v = for_queries(rows_of(value, block.columns));
+  if (fused_) {
+    auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, /*dropout_p=*/0.0, block.causal, /*attn_mask=*/std::nullopt,
+        scale_of(q));
+    return {out.to(sums_), lse};
+  }
+  const auto wide = q.options().dtype(sums_);
+  Result result{
+      at::empty(q.sizes(), wide), at::empty(q.sizes().slice(0, 3), wide)};
+  in_chunks(q.size(2), q.size(0) * q.size(1) * k.size(2), [&](auto rows) {
+    auto p = scores(rows_of(q, rows), k, block, rows);
+    // A row that sees no key has no largest score, and a sum of 0.
+    const auto largest = p.amax(-1, /*keepdim=*/true).clamp_min_(kLeastScore);
+    p.sub_(largest).exp_();
+    const auto sum = p.sum(-1, /*keepdim=*/true);
+    result.lse.narrow(2, rows.begin, rows.size())
+        .copy_((sum.log() + largest).squeeze(-1));
+    if (const auto keep = kept(p, block, rows); keep.defined()) {
+      p.mul_(keep).div_(1 - call_.dropout);
+    }
+    p.div_(sum.clamp_min(1));  // any other sum is at least 1
+    rows_of(result.out, rows).copy_(at::matmul(p.to(v.scalar_type()), v));
+  });
+  return result;
+}
+
+BlockAttention::Gradients BlockAttention::backward(
+    const Saved& saved, const Tensor& key, const Tensor& value,
+    const ScoreBlock& block) const {
+  const auto q = rows_of(saved.query, block.rows);
+  const auto gradient = rows_of(saved.gradient, block.rows);
+  const auto lse = saved.lse.narrow(2, block.rows.begin, block.rows.size());
+  const auto k = for_queries(rows_of(key, block.columns));
+  const auto v = for_queries(rows_of(value, block.columns));
+  if (fused_) {
+    auto [for_q, for_k, for_v] =
+        at::_scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, q, k, v, rows_of(saved.out, block.rows),
+            rows_before_heads(lse), /*dropout_p=*/0.0, block.causal,
+            /*attn_mask=*/std::nullopt, scale_of(q));
+    return {for_q.to(sums_), for_keys(for_k), for_keys(for_v)};
+  }
+  const auto delta = saved.delta.narrow(2, block.rows.begin, block.rows.size());
+  const auto wide = q.options().dtype(sums_);
+  Tensor for_q = at::empty(q.sizes(), wide);
+  Tensor for_k = at::zeros(k.sizes(), wide);
+  Tensor for_v = at::zeros(v.sizes(), wide);
+  const auto dtype = q.scalar_type();
+  in_chunks(q.size(2), q.size(0) * q.size(1) * k.size(2), [&](auto rows) {
+    const auto own = rows_of(q, rows);
+    const auto up = rows_of(gradient, rows);
+    const auto chunk = [&](const Tensor& numbers) {
+      return numbers.narrow(2, rows.begin, rows.size()).unsqueeze(-1);
+    };
+    const auto p = scores(own, k, block, rows).sub_(chunk(lse)).exp_();
+    auto for_p = at::matmul(up, v.transpose(2, 3)).to(sums_);
+    auto shares = p;
+    if (const auto keep = kept(p, block, rows); keep.defined()) {
+      const double factor = 1 / (1 - call_.dropout);
+      shares = p.mul(keep).mul_(factor);
+      for_p.mul_(keep).mul_(factor);
+    }
+    for_v.add_(at::matmul(shares.to(dtype).transpose(2, 3), up));
+    const auto for_scores =
+        for_p.sub_(chunk(delta)).mul_(p).mul_(scale_of(q)).to(dtype);
+    rows_of(for_q, rows).copy_(at::matmul(for_scores, k));
+    for_k.add_(at::matmul(for_scores.transpose(2, 3), own));
+  });
+  return {for_q, for_keys(for_k), for_keys(for_v)};
+}
+
+void MergedAttention::add(
+    const IndexRange& rows, BlockAttention::Result result) {
+  if (!out_.defined() && rows.size() == rows_) {
+    out_ = std::move(result.out);
+    lse_ = std::move(result.lse);
+    return;
+  }
+  if (!out_.defined()) {
+    auto sizes = result.out.sizes().vec();
+    sizes[2] = rows_;
+    out_ = at::zeros(sizes, result.out.options());
+    sizes.pop_back();
+    lse_ = at::full(
+        sizes, -std::numeric_limits<double>::infinity(), result.lse.options());
+  }
+  auto out = rows_of(out_, rows);
+  auto lse = lse_.narrow(2, rows.begin, rows.size());
+  out.lerp_(result.out, at::sigmoid(result.lse - lse).unsqueeze(-1));
+  lse.copy_(at::logaddexp(lse, result.lse));
+}
+
+std::vector<ScoreBlock> score_blocks(
+    const std::vector<IndexRange>& queries, const std::vector<IndexRange>& keys,
+    bool merged) {
+  const auto total = [](const std::vector<IndexRange>& pieces) {
+    int64_t sum = 0;
+    for (const auto& piece : pieces) sum += piece.size();
+    return sum;
+  };
+  std::vector<ScoreBlock> blocks;
+  if (merged && queries == keys) {
+    const IndexRange all{0, total(queries)};
+    blocks.push_back({.rows = all, .columns = all, .causal = true});
+    return blocks;
+  }
+  int64_t row = 0;
+  for (const auto& query : queries) {
+    const IndexRange rows{row, row + query.size()};
+    row = rows.end;
+    if (query.size() == 0) continue;
+    int64_t column = 0;
+    int64_t seen = 0;  // columns before the query's piece
+    for (const auto& key : keys) {
+      const IndexRange columns{column, column + key.size()};
+      column = columns.end;
+      if (key.size() == 0 || key.begin > query.begin) continue;
+      if (merged) {
+        seen = columns.end;
+        continue;
+      }
+      ScoreBlock block{rows, columns, query, key, key == query};
+      // A query sees itself: its own piece comes first, so that the sum of
+      // exponentials is never empty.
+      if (block.causal) {
+        blocks.insert(blocks.begin(), block);
+      } else {
+        blocks.push_back(block);
+      }
+    }
+    if (!merged || seen == 0) continue;
+    if (!blocks.empty() && blocks.back().rows.end == rows.begin &&
+        blocks.back().columns.end == seen) {
+      blocks.back().rows.end = rows.end;
+    } else {
+      blocks.push_back({.rows = rows, .columns = {0, seen}});
+    }
+  }
+  return blocks;
+}
+
+}  // namespace echelon::detail

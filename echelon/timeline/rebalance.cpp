@@ -1,0 +1,50 @@
+#include "echelon/timeline/rebalance.h"
+
+#include <algorithm>
+#include <span>
+
+#include "echelon/text/format.h"
+#include "echelon/text/units.h"
+
+namespace echelon::timeline {
+namespace {
+
+constexpr size_t kRanksInText = 8;
+
+template <class T, class Text>
+std::string list_text(const std::vector<T>& all, const Text& text) {
+  const auto shown = std::span(all).first(std::min(all.size(), kRanksInText));
+  return join(shown, ", ", text) + (all.size() > kRanksInText ? ", …" : "");
+}
+
+std::string samples_list(const std::vector<int64_t>& samples) {
+  return list_text(samples, [](int64_t one) { return std::to_string(one); });
+}
+
+}  // namespace
+
+double Rebalance::slowest_before() const {
+  return std::ranges::max(seconds);
+}
+
+double Rebalance::slowest_after() const {
+  double most = 0;
+  for (size_t rank = 0; rank < after.size(); ++rank) {
+    most = std::max(
+        most, seconds[rank] * static_cast<double>(after[rank]) /
+                  static_cast<double>(before[rank]));
+  }
+  return most;
+}
+
+std::string to_text(const Rebalance& rebalance) {
+  return format(
+      "after step {}: ranks work {} for {} samples; from now on they take {}, "
+      "with which the slowest should work {} instead of {}",
+      rebalance.step, list_text(rebalance.seconds, format_seconds),
+      samples_list(rebalance.before), samples_list(rebalance.after),
+      format_seconds(rebalance.slowest_after()),
+      format_seconds(rebalance.slowest_before()));
+}
+
+}  // namespace echelon::timeline

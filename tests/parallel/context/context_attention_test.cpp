@@ -1,0 +1,219 @@
+// Attention over cut sequences against the formula on one device, in float64.
+#include "echelon/parallel/context/attention.h"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "echelon/comm/trace/record.h"
+#include "echelon/comm/world.h"
+#include "echelon/error.h"
+#include "tests/support/error_text.h"
+#include "tests/support/parity.h"
+
+namespace echelon::context_attention_test {
+
+using testing::HasSubstr;
+using torch::Tensor;
+
+constexpr int64_t kBatch = 2;
+constexpr int64_t kSize = 4;
+
+struct Case {
+  const char* name = "";
+  int64_t sequence = 13;
+  std::vector<int64_t> kv_of_query = {0, 1, 2, 3};
+  bool documents = false;
+  double dropout = 0;
+};
+
+void PrintTo(const Case& one, std::ostream* out) {
+  *out << one.name;
+}
+
+// Some borders that no cut is at, in one sample alone.
+Tensor documents_of(const Case& one) {
+  if (!one.documents) return {};
+  auto documents = torch::zeros({kBatch, one.sequence}, torch::kInt64);
+  documents[0].narrow(0, 3, one.sequence - 3).fill_(1);
+  documents[0].narrow(0, one.sequence - 2, 2).fill_(2);
+  return documents;
+}
+
+// A mask that depends on positions alone: [heads, sequence, sequence].
+Tensor kept_of(const Case& one) {
+  const auto heads = static_cast<int64_t>(one.kv_of_query.size());
+  return parity::random({heads, one.sequence, one.sequence}, 77).gt(-0.5);
+}
+
+struct Whole {
+  explicit Whole(const Case& one)
+      : query(input(one, static_cast<int64_t>(one.kv_of_query.size()), 1)),
+        key(input(one, one.kv_of_query.back() + 1, 2)),
+        value(input(one, one.kv_of_query.back() + 1, 3)),
+        weights(parity::random(query.sizes(), 4)) {
+    const auto heads = torch::tensor(one.kv_of_query, torch::kInt64);
+    const auto q = query.transpose(1, 2);
+    const auto k = key.transpose(1, 2).index_select(1, heads);
+    const auto v = value.transpose(1, 2).index_select(1, heads);
+    auto hidden =
+        torch::ones({one.sequence, one.sequence}, torch::kBool).triu(1);
+    if (const auto documents = documents_of(one); documents.defined()) {
+      hidden = hidden |
+               documents.unsqueeze(2).ne(documents.unsqueeze(1)).unsqueeze(1);
+    }
+    auto shares =
+        (torch::matmul(q, k.transpose(2, 3)) / std::sqrt(double{kSize}))
+            .masked_fill(hidden, -std::numeric_limits<double>::infinity())
+            .softmax(-1);
+    if (one.dropout > 0) shares = shares * kept_of(one) / (1 - one.dropout);
+    out = torch::matmul(shares, v).transpose(1, 2);
+    (out * weights).sum().backward();
+  }
+
+  static Tensor input(const Case& one, int64_t heads, uint64_t seed) {
+    return parity::random({kBatch, one.sequence, heads, kSize}, seed)
+        .requires_grad_();
+  }
+
+  Tensor query, key, value, weights, out;
+};
+
+ContextAttentionCall call_of(const Case& one) {
+  ContextAttentionCall call{
+      .sequence = one.sequence,
+      .kv_of_query = one.kv_of_query,
+      .documents = documents_of(one),
+      .dropout = one.dropout,
+      .label = "attn"};
+  if (one.dropout > 0) {
+    call.kept = [kept = kept_of(one)](
+                    const Tensor& like, int64_t head, const IndexRange& queries,
+                    const IndexRange& keys) {
+      return kept.narrow(0, head, like.size(1))
+          .narrow(1, queries.begin, queries.size())
+          .narrow(2, keys.begin, keys.size())
+          .expand(like.sizes());
+    };
+  }
+  return call;
+}
+
+void expect_close(const char* what, const Tensor& expected, const Tensor& got) {
+  ASSERT_EQ(expected.sizes(), got.sizes()) << what;
+  EXPECT_LE((expected - got).abs().max().item<double>(), 1e-12) << what;
+}
+
+void expect_one_device(
+    const Case& one, const Whole& whole, const ContextParallel& context) {
+  const auto part = [&](const Tensor& x) {
+    return context.cut(x.detach(), 1).clone().requires_grad_();
+  };
+  const auto q = part(whole.query), k = part(whole.key), v = part(whole.value);
+  const auto out = context_attention(q, k, v, context, call_of(one));
+  (out * context.cut(whole.weights, 1)).sum().backward();
+  expect_close("output", context.cut(whole.out.detach(), 1), out.detach());
+  expect_close("query", context.cut(whole.query.grad(), 1), q.grad());
+  expect_close("key", context.cut(whole.key.grad(), 1), k.grad());
+  expect_close("value", context.cut(whole.value.grad(), 1), v.grad());
+}
+
+class ContextAttention : public testing::TestWithParam<Case> {};
+
+TEST_P(ContextAttention, EqualsOneDevice) {
+  const Case one = GetParam();
+  const Whole whole(one);
+  const auto heads = static_cast<int64_t>(one.kv_of_query.size());
+  for (const auto way :
+       {ContextWay::ring, ContextWay::all_gather, ContextWay::ulysses}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      if (way == ContextWay::ulysses && ranks > heads) continue;
+      SCOPED_TRACE(to_string(way) + " on " + std::to_string(ranks));
+      run_ranks(ranks, [&](World& world) {
+        at::set_num_threads(1);
+        expect_one_device(one, whole, {world.group(), {way}});
+      });
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, ContextAttention,
+    testing::Values(
+        Case{.name = "plain"}, Case{.name = "divides", .sequence = 16},
+        Case{.name = "a_token_each", .sequence = 4},
+        Case{.name = "grouped", .kv_of_query = {0, 0, 1, 1}},
+        Case{.name = "unevenly_grouped", .kv_of_query = {0, 0, 0, 1}},
+        Case{.name = "few_heads", .kv_of_query = {0, 0}},
+        Case{.name = "documents", .documents = true},
+        Case{.name = "dropout", .dropout = 0.3},
+        Case{
+            .name = "all",
+            .sequence = 17,
+            .kv_of_query = {0, 0, 1, 1, 1},
+            .documents = true,
+            .dropout = 0.3}),
+    [](const auto& one) { return std::string(one.param.name); });
+
+// Every rank has as many scores to compute, but for a token.
+TEST(ContextParallel, ZigZagCutsBalanceTheWork) {
+  for (const int ranks : {2, 3, 4, 8}) {
+    const int64_t sequence = 2 * ranks * 16;
+    const ContextParallel context{Group::silent("cp", 0, ranks), {}};
+    std::vector<bool> seen(static_cast<size_t>(sequence), false);
+    int64_t first_work = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      int64_t work = 0;
+      for (const auto& piece : context.pieces_of(sequence, rank)) {
+        for (int64_t at = piece.begin; at < piece.end; ++at) {
+          EXPECT_FALSE(seen[static_cast<size_t>(at)]);
+          seen[static_cast<size_t>(at)] = true;
+          work += at + 1;
+        }
+      }
+      if (rank == 0) first_work = work;
+      EXPECT_EQ(work, first_work);
+    }
+  }
+}
+
+// A block of a ring step is one rectangle, and only a rank's own is causal.
+TEST(ContextParallel, RectanglesOfARingStep) {
+  const ContextParallel context{Group::silent("cp", 0, 4), {}};
+  int64_t scores = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    for (int owner = 0; owner < 4; ++owner) {
+      const auto blocks = detail::score_blocks(
+          context.pieces_of(64, rank), context.pieces_of(64, owner), true);
+      ASSERT_EQ(blocks.size(), 1U);
+      EXPECT_EQ(blocks[0].causal, rank == owner);
+      const int64_t area = blocks[0].rows.size() * blocks[0].columns.size();
+      scores += blocks[0].causal ? 16 * 17 / 2 : area;
+    }
+  }
+  EXPECT_EQ(scores, 64 * 65 / 2);
+}
+
+TEST(ContextParallel, RefusesWhatCannotBeCut) {
+  run_ranks(3, [](World& world) {
+    const ContextParallel ring{world.group(), {}};
+    EXPECT_THAT(
+        error_text<ConfigError>([&] {
+          ring.cut(torch::zeros({1, 2, 4}), 1);
+        }),
+        HasSubstr("[layout] cp=3, but a sequence has 2 tokens"));
+    const Case one{.kv_of_query = {0, 0}};
+    const Whole whole(one);
+    const ContextParallel heads{world.group(), {ContextWay::ulysses}};
+    EXPECT_THAT(
+        error_text<ConfigError>([&] { expect_one_device(one, whole, heads); }),
+        HasSubstr("set context = \"ring\" or \"all_gather\""));
+  });
+}
+
+}  // namespace echelon::context_attention_test

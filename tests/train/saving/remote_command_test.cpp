@@ -1,0 +1,143 @@
+// Runs whose checkpoints are on moto's S3 server, and that go on from there on
+// an empty machine.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+
+#include "echelon/checkpoint/files/folder.h"
+#include "echelon/checkpoint/remote/remote_checkpoints.h"
+#include "echelon/timeline/metrics.h"
+#include "tests/support/error_text.h"
+#include "tests/support/s3_server.h"
+#include "tests/train/trained_command.h"
+
+namespace echelon::remote_command_test {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::Not;
+using testing_support::Command;
+using testing_support::S3Server;
+using testing_support::TempFolder;
+
+class RemoteCommand : public testing::Test {
+ protected:
+  void SetUp() override {
+    ECHELON_NEED_S3();
+    server_ = S3Server::get();
+    url_ = std::string("s3://models/") +
+           testing::UnitTest::GetInstance()->current_test_info()->name();
+  }
+  std::string run(const std::string& name = "run") const {
+    return folder_.path() + "/" + name;
+  }
+  static Words train(const std::string& run, int64_t steps, const Words& more) {
+    return train_digits(run, steps) +
+           set(
+               {"optimizer.schedule=constant", "model.dtype=float64",
+                "train.log_every=1"}) +
+           Words{"--max-restarts", "0"} + more;
+  }
+  Words with_remote(int64_t steps, const Words& more = {}) const {
+    return train(run(), steps, set({"checkpoint.remote=" + url_}) + more);
+  }
+  void finishes(const Words& words) {
+    Command job(words, server_->environment());
+    ASSERT_EQ(job.wait(), 0) << job.out() << job.err();
+    said_ = job.out() + job.err();
+  }
+  static std::vector<double> losses(const std::string& run) {
+    std::vector<double> all;
+    for (const auto& one :
+         timeline::read_metrics(fs::path(run) / "metrics.jsonl").steps) {
+      all.push_back(one.loss);
+    }
+    return all;
+  }
+  std::vector<int64_t> steps_there() const {
+    std::vector<int64_t> steps;
+    for (const auto& one :
+         RemoteCheckpoints(url_, server_->settings()).list()) {
+      steps.push_back(one.step);
+    }
+    return steps;
+  }
+
+  S3Server* server_ = nullptr;
+  std::string url_;
+  std::string said_;
+  TempFolder folder_;
+};
+
+TEST_F(RemoteCommand, AnEmptyMachineGoesOnWithTheSameLosses) {
+  finishes(train(run("whole"), 6, {"-n", "2"}));
+  finishes(with_remote(4, {"-n", "2", "--set", "checkpoint.every_steps=2"}));
+  EXPECT_THAT(said_, HasSubstr("and in " + url_));
+  EXPECT_EQ(steps_there(), (std::vector<int64_t>{4, 2}));
+  fs::remove_all(run());
+  finishes(with_remote(6, {"-n", "2"}));
+  EXPECT_THAT(said_, HasSubstr("resumes from step 4"));
+  EXPECT_EQ(losses(run()), losses(run("whole")));
+  // Another layout, up to the order of sums.
+  fs::remove_all(run());
+  const auto four = RemoteCheckpoints(url_, server_->settings()).list()[1];
+  EXPECT_EQ(four.step, 4);
+  finishes(with_remote(8, {"--layout", "fsdp=2"}));
+  finishes(train(run("eight"), 8, {"-n", "2"}));
+  const auto here = losses(run()), there = losses(run("eight"));
+  ASSERT_EQ(here.size(), there.size());
+  for (size_t i = 0; i < here.size(); ++i) {
+    EXPECT_NEAR(here[i], there[i], 1e-10) << i;
+  }
+  // Nothing of the run has the keys.
+  for (const auto& entry : fs::recursive_directory_iterator(run())) {
+    if (!entry.is_regular_file()) continue;
+    EXPECT_THAT(
+        testing_support::read_file(entry.path()),
+        Not(HasSubstr(server_->settings().secret_key)))
+        << entry.path();
+  }
+  finishes(with_remote(2, {"--overwrite"}));
+  EXPECT_EQ(steps_there(), std::vector<int64_t>{2});
+}
+
+// The storage fails for good while the last checkpoint is uploaded: it stays
+// here, and the same command uploads it later.
+TEST_F(RemoteCommand, AFailedUploadIsMadeUpFor) {
+  server_->set("only=/rank-0000&at=1&many=0&mode=busy");
+  Command job(with_remote(3), server_->environment());
+  EXPECT_EQ(job.wait(), 3) << job.err();
+  EXPECT_THAT(
+      job.err(), HasAll("step 3 is in ", "but not in " + url_, "503 SlowDown"));
+  EXPECT_EQ(latest_checkpoint(fs::path(run()) / "checkpoints")->step, 3);
+  EXPECT_TRUE(steps_there().empty());
+  server_->set("");
+  finishes(with_remote(3));
+  EXPECT_THAT(said_, HasSubstr("lacks the last checkpoint"));
+  EXPECT_EQ(steps_there(), std::vector<int64_t>{3});
+}
+
+TEST_F(RemoteCommand, WrongStorageIsFoundBeforeARankStarts) {
+  const auto refused = [&](const std::vector<std::string>& environment,
+                           const std::string& said) {
+    Command job(with_remote(2), environment);
+    EXPECT_EQ(job.wait(), 2) << said;
+    EXPECT_THAT(job.err(), HasAll("[checkpoint] remote", url_, said));
+    EXPECT_FALSE(fs::exists(run()));
+  };
+  refused(server_->environment("none"), "403 AccessDenied");
+  auto silent = server_->environment();
+  silent[0] = "AWS_ENDPOINT_URL=http://127.0.0.1:" +
+              std::to_string(testing_support::free_port());
+  refused(silent, "AWS_ENDPOINT_URL");
+  auto wrong = server_->environment();
+  wrong[2] = "AWS_SECRET_ACCESS_KEY=wrong";
+  refused(wrong, "correct the keys");
+  auto without = server_->environment();
+  without[1] = "AWS_ACCESS_KEY_ID=";
+  without[2] = "AWS_SECRET_ACCESS_KEY=";
+  without.push_back("HOME=" + folder_.path());
+  refused(without, "there are no keys for S3");
+}
+
+}  // namespace echelon::remote_command_test
