@@ -195,11 +195,17 @@ int dry_run(const TrainArguments& arguments) {
 // the same with any value of it.
 bool changes_no_result(const SettingChange& change) {
   static const std::set<std::pair<std::string, std::string>> kReports = {
-      {"train", "log_every"},          {"train", "timeline_steps"},
-      {"checkpoint", "resume"},        {"checkpoint", "every_steps"},
-      {"checkpoint", "every_minutes"}, {"checkpoint", "at_end"},
-      {"checkpoint", "keep"},          {"checkpoint", "async"},
-      {"checkpoint", "attempts"},      {"checkpoint", "force"},
+      {"train", "log_every"},
+      {"train", "timeline_steps"},
+      {"train", "log"},
+      {"checkpoint", "resume"},
+      {"checkpoint", "every_steps"},
+      {"checkpoint", "every_minutes"},
+      {"checkpoint", "at_end"},
+      {"checkpoint", "keep"},
+      {"checkpoint", "async"},
+      {"checkpoint", "attempts"},
+      {"checkpoint", "force"},
       {"checkpoint", "remote"}};
   return change.table == "elastic" ||
          kReports.contains({change.table, change.key});

@@ -229,6 +229,9 @@ std::span<const config::OtherNames> other_names() {
        "eval_steps eval_interval val_check_interval eval_freq "
        "check_val_every_n_epoch validation_freq val_interval "
        "eval_strategy"},
+      {"train.log", " = [\"tensorboard\"]",
+       "logger loggers report_to tensorboard enable_tensorboard "
+       "use_tensorboard tensorboard_dir"},
       {"train.layer_norms", "", "log_grad_norm track_grad_norm"},
       {"train.threads", "", "num_threads omp_num_threads cpu_threads"},
       {"train.compress", "",

@@ -15,6 +15,8 @@
 #include "echelon/train/trainer.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
@@ -67,6 +69,23 @@ timeline::MakeDeviceClock device_clock_of(torch::Device device) {
   return [device] {
     return std::make_unique<profiling::EventClock>(device.type());
   };
+}
+
+// Of this process: what torch's allocator has reserved on a GPU, or what was
+// resident on the host, at most so far.
+std::optional<int64_t> peak_memory(torch::Device device) {
+  if (device.is_cpu()) {
+    rusage usage{};
+    if (::getrusage(RUSAGE_SELF, &usage) != 0) return std::nullopt;
+    return int64_t{usage.ru_maxrss} * 1024;
+  }
+  auto* allocator =
+      dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (allocator == nullptr || !allocator->initialized()) return std::nullopt;
+  return allocator->getDeviceStats(device.index())
+      .reserved_bytes[static_cast<size_t>(
+          c10::CachingAllocator::StatType::AGGREGATE)]
+      .peak;
 }
 
 // The layers of a program are no model that a configuration can name.
@@ -166,6 +185,7 @@ class Loop {
   int64_t total_steps_;
   ModelSource source_;
   RunLayers run_layers_;             // rank 0; for predictions
+  RunWork work_;                     // rank 0
   std::vector<std::string> layers_;  // names
   std::string samples_;              // describe_samples()
   const RankEnvironment environment_;
@@ -268,7 +288,8 @@ Loop::Loop(
   run_layers_ =
       count_run_layers(job_, source_, world_, layers != nullptr, folder_);
   if (!continued) log_.start_over();
-  log_.open(total_steps_);
+  log_.open(total_steps_, std::ranges::count(job.train.log, "tensorboard") > 0);
+  work_ = work_of_run(job_, source_, world_, run_layers_);
 }
 
 // Returns whether the run's own training goes on.
@@ -561,6 +582,13 @@ void Loop::record(
   if (update.updated && (queued.logged || update.norm > 0)) {
     metrics.grad_norm = update.norm;
   }
+  if (work_.step_flops > 0) {
+    metrics.flops_per_second = work_.step_flops / metrics.step_seconds;
+    if (work_.peak_flops > 0) {
+      metrics.mfu = *metrics.flops_per_second / work_.peak_flops;
+    }
+  }
+  if (queued.logged) metrics.peak_memory_bytes = peak_memory(world_.device());
   metrics.loss_scale = update.loss_scale;
   if (update.loss_scale || job_.train.on_non_finite != OnNonFinite::stop) {
     metrics.skipped_steps = skipped_steps_;
