@@ -29,6 +29,7 @@ std::string outcome_of(const RunView& view) {
 
 report::Facts facts_of(const explain::RunRecord& record, const RunView& view) {
   report::Facts facts;
+  facts.reserve(8);
   if (record.job) {
     const Job& job = *record.job;
     facts.emplace_back("Model", job.model.name);
