@@ -191,7 +191,7 @@ std::vector<std::string> schema_problems(const Json& object) {
     return problems;
   }
   const Json& file = known->second;
-  if (object.value("apiVersion", "") != file["apiVersion"]) {
+  if (object.value("apiVersion", "") != file["apiVersion"].get<std::string>()) {
     problems.push_back(format(
         "apiVersion: is {}, but the schema is of {}",
         object.value("apiVersion", ""), file["apiVersion"].get<std::string>()));

@@ -219,8 +219,7 @@ std::span<const config::OtherNames> other_names() {
       {"train.seed", "", "random_seed manual_seed data_seed seed_everything"},
       {"train.run", ", a folder",
        "output_dir default_root_dir save save_dir run_dir out_dir log_dir "
-       "dump_folder checkpoint_dir run_name job_name tensorboard_dir "
-       "logging_dir"},
+       "dump_folder checkpoint_dir run_name job_name logging_dir"},
       {"train.overwrite", "", "overwrite_output_dir"},
       {"train.log_every", "",
        "logging_steps log_interval log_every_n_steps steps_per_print "

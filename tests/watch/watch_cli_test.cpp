@@ -291,7 +291,9 @@ TEST_F(WatchCommand, ServesAPageToWhoHasItsAddress) {
   Command second(words);
   EXPECT_EQ(second.wait(), 2);
   EXPECT_THAT(second.err(), HasSubstr("the port is in use"));
-  Command open({kWatch, "watch", run(), "--web", "0.0.0.0:9465"});
+  const int other = testing_support::free_port();
+  Command open(
+      {kWatch, "watch", run(), "--web", "0.0.0.0:" + std::to_string(other)});
   EXPECT_EQ(open.wait(), 2);
   EXPECT_THAT(open.err(), HasSubstr("for this host alone"));
   command.signal(SIGINT);
