@@ -111,20 +111,25 @@ std::optional<ObjectInfo> ObjectStore::find(const std::string& key) {
 
 std::optional<ObjectText> ObjectStore::get(const std::string& key) {
   const Request request{.method = "GET", .key = key};
-  const Answer answer = client_->perform(request);
-  if (answer.status == 404 && answer.code() != "NoSuchBucket") return {};
-  if (!answer.is_good()) client_->fail(request, answer);
-  const std::string etag = answer.header("etag");
-  const std::string md5 = md5_of(etag, answer.headers);
-  if (!md5.empty() && md5 != digest_of(EVP_md5(), bytes_of(answer.body))) {
-    throw StorageError(
-        format(
-            "{}: its bytes do not have the MD5 that the storage names; it is "
-            "damaged",
-            url(key)),
-        answer.status, kDamaged);
+  for (int tried = 1;; ++tried) {
+    const Answer answer = client_->perform(request);
+    if (answer.status == 404 && answer.code() != "NoSuchBucket") return {};
+    if (!answer.is_good()) client_->fail(request, answer);
+    const std::string etag = answer.header("etag");
+    const std::string md5 = md5_of(etag, answer.headers);
+    if (md5.empty() || md5 == digest_of(EVP_md5(), bytes_of(answer.body))) {
+      return ObjectText{answer.body, etag};
+    }
+    if (!client_->may_try_again(tried)) {
+      throw StorageError(
+          format(
+              "{}: its bytes do not have the MD5 that the storage names; it is "
+              "damaged",
+              url(key)),
+          answer.status, kDamaged);
+    }
+    client_->back_off(tried);
   }
-  return ObjectText{answer.body, etag};
 }
 
 void ObjectStore::read(

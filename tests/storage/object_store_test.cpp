@@ -182,6 +182,13 @@ TEST_F(ObjectStoreTest, DownloadsAreReadAgainWhileTheyAreDamaged) {
       error_text([&] { store_->download(object, file.fd(), is_intact); }),
       HasSubstr("do not have their checksum"));
   server_->set("");
+  store_->put(key("small"), "text");
+  server_->set("at=1&many=1&mode=answer");
+  EXPECT_EQ(content("small"), "text");
+  server_->set("at=1&many=0&mode=answer");
+  EXPECT_THAT(
+      error_text([&] { store_->get(key("small")); }), HasSubstr("the MD5"));
+  server_->set("");
   store_->put(key("file"), "replaced");
   EXPECT_THAT(
       error_text([&] { store_->download(object, file.fd()); }),
@@ -276,6 +283,10 @@ TEST_F(ObjectStoreTest, LocalCopies) {
   for (const auto& line : server_->requests())
     fetched += line.starts_with("GET");
   EXPECT_EQ(fetched, 1);
+  // One that was cut off, as by a full disk, is fetched again.
+  std::filesystem::resize_file(paths[0], 1000);
+  EXPECT_EQ(storage::local_copy(url), paths[0]);
+  EXPECT_TRUE(read_file(paths[0]) == bytes);
   // A damaged one does not stay, another version is another copy.
   store_->put(key("tokens.bin"), bytes + "2");
   server_->set("at=2&mode=answer");
