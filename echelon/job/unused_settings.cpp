@@ -21,6 +21,7 @@ class UnusedSettings {
     find_data();
     find_reduction();
     find_precision();
+    find_checkpoint();
     return std::move(warnings_);
   }
 
@@ -173,6 +174,14 @@ class UnusedSettings {
         sums ? format("where gradients are in {} already", computed)
              : "with 1 data-parallel rank",
         {"precision.reduce"});
+  }
+
+  void find_checkpoint() {
+    if (job_.checkpoint.remote.empty() || saves(job_.checkpoint)) return;
+    warnings_.push_back(
+        document_.where("checkpoint.remote") +
+        ": nothing is uploaded there, as the run saves nothing; set at_end = "
+        "true, every_steps or every_minutes");
   }
 
   const Job& job_;

@@ -356,6 +356,20 @@ TEST_F(JobTest, PiecesAreForTensorParallelModelsWithProducts) {
   EXPECT_THAT(find_unused_settings(job), IsEmpty());
 }
 
+TEST_F(JobTest, ARunThatSavesNothingUploadsNothing) {
+  const auto warnings = [&](const std::string& more) {
+    return find_unused_settings(
+        small("[checkpoint]\nremote = \"s3://models/a\"\n" + more));
+  };
+  EXPECT_THAT(
+      warnings("at_end = false\n"),
+      ElementsAre(
+          HasSubstr("[checkpoint] remote = \"s3://models/a\": nothing is "
+                    "uploaded there")));
+  EXPECT_THAT(warnings("at_end = false\nevery_steps = 5\n"), IsEmpty());
+  EXPECT_THAT(warnings(""), IsEmpty());
+}
+
 TEST_F(JobTest, PrecisionThatHasNoEffect) {
   const auto warnings = [&](const std::string& more) {
     std::string all;
