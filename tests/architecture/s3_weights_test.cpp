@@ -1,10 +1,7 @@
 // Weights on moto's S3 server.
 #include <gmock/gmock.h>
 
-#include <cstdlib>
-
 #include "echelon/architecture/weights_source.h"
-#include "echelon/checkpoint/files/folder.h"
 #include "tests/support/error_text.h"
 #include "tests/support/s3_server.h"
 #include "tests/support/temp_folder.h"
@@ -19,12 +16,7 @@ class S3Weights : public testing::Test {
  protected:
   void SetUp() override {
     ECHELON_NEED_S3();
-    for (const auto& entry : S3Server::get()->environment()) {
-      const size_t equals = entry.find('=');
-      ::setenv(
-          entry.substr(0, equals).c_str(), entry.substr(equals + 1).c_str(), 1);
-    }
-    ::setenv("ECHELON_CACHE", folder_.path("cache").c_str(), 1);
+    S3Server::get()->set_environment(folder_.path("cache"));
   }
 
   TempFolder folder_;

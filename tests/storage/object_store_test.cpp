@@ -254,12 +254,7 @@ TEST_F(ObjectStoreTest, AnEndpointThatDoesNotAnswer) {
 
 // Copies in the cache, by several at once.
 TEST_F(ObjectStoreTest, LocalCopies) {
-  for (const auto& entry : server_->environment()) {
-    const size_t equals = entry.find('=');
-    ::setenv(
-        entry.substr(0, equals).c_str(), entry.substr(equals + 1).c_str(), 1);
-  }
-  ::setenv("ECHELON_CACHE", folder_.path().c_str(), 1);
+  server_->set_environment(folder_.path());
   const std::string url = "s3://models/" + key("tokens.bin");
   EXPECT_EQ(storage::local_copy("plain/path"), "plain/path");
   EXPECT_FALSE(storage::exists_there(url));
