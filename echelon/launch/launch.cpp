@@ -66,6 +66,9 @@ std::vector<HealthFinding>
 look_at_host(const LaunchOptions& options, const HealthBefore& before) {
   HostNeeds needs = options.host;
   if (needs.folder.empty()) needs.folder = options.log_dir;
+  for (const auto& [name, value] : options.environment) {
+    if (name == "CUDA_VISIBLE_DEVICES") needs.visible_gpus = value;
+  }
   return look_at_host(needs, before);
 }
 
@@ -104,7 +107,7 @@ monitoring::RestartReason reason_of(const Cause& cause, bool hung) {
 struct BeforeResize {
   int num_ranks;
   std::optional<int64_t> step;
-  std::optional<std::pair<std::string, std::string>> devices;
+  Variables devices;
 };
 
 // Runs generation after generation until one ends the job.
@@ -143,7 +146,7 @@ int run_job(
   std::vector<std::string> failures;
   std::optional<BeforeResize> before;
   std::string layout;  // of a job on one host; empty: the command's
-  std::optional<std::pair<std::string, std::string>> devices;  // of resizes
+  Variables devices;   // of resizes
   const std::string name = random_job_id();
   const auto end = [&](int exit_code) {
     hosts.finish(exit_code);
@@ -176,7 +179,8 @@ int run_job(
     std::optional<ProgressBoard> progress;
     std::optional<Watched> watched;
     own.environment = options.environment;
-    if (devices) own.environment.push_back(*devices);
+    own.environment.insert(
+        own.environment.end(), devices.begin(), devices.end());
     if (options.max_restarts > 0) {
       progress.emplace(own.num_ranks);
       own.environment.emplace_back("ECHELON_PROGRESS", progress->path());
@@ -206,7 +210,7 @@ int run_job(
     if (const auto& resize = job.resize()) {
       before = {own.num_ranks, step, devices};
       own.num_ranks = resize->num_ranks;
-      if (resize->devices) devices = resize->devices;
+      if (!resize->devices.empty()) devices = resize->devices;
       layout = resize->layout;
       outcome.stopped_by = 0;  // a rank that failed meanwhile starts again
       if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
@@ -228,7 +232,7 @@ int run_job(
     if (outcome.cause) failures.push_back(line_of(*outcome.cause));
     Restarts::Decision decision = restarts.on_end(outcome, step);
     if (outcome.cause && outcome.stopped_by == 0 && options.max_restarts > 0) {
-      for (const auto& [text, final] : look_at_host(options, at_start)) {
+      for (const auto& [text, final] : look_at_host(own, at_start)) {
         job.say("this host: " + text);
         const bool restarts_here =
             hosts.alone() && decision.verdict == Restarts::Verdict::restart;
