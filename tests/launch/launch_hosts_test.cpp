@@ -993,6 +993,33 @@ TEST_F(CutHosts, TheMajorityGoesOnAndTheOtherComesBack) {
   }
 }
 
+// Two hosts are left, each alone, and the others are dead: neither goes on
+// before it has found the other. The dead count for no side.
+TEST_F(CutHosts, DeadHostsHaveNoVote) {
+  use_hosts(4);
+  if (!hosts_->reason().empty()) GTEST_SKIP() << hosts_->reason();
+  Command a(on(0)), b(on(1)), c(on(2)), d(on(3));
+  std::vector<Command*> all = {&a, &b, &c, &d};
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(all[i]->until_output("g0 " + std::to_string(i) + "/4"))
+        << all[i]->err();
+  }
+  hosts_->cut(3);
+  a.signal(SIGKILL);
+  b.signal(SIGKILL);
+  ASSERT_TRUE(Command::until([&] {
+    return c.err().find("1 of 4 are here, which may not go on alone") !=
+           std::string::npos;
+  })) << c.out()
+      << c.err();
+  EXPECT_EQ(count(c.out(), "g1"), 0);
+  hosts_->mend(3);
+  ASSERT_TRUE(c.until_output("g1 0/2")) << c.err();
+  ASSERT_TRUE(d.until_output("g1 1/2")) << d.err();
+  finish();
+  expect_ends({&c, &d}, 0);
+}
+
 // Those that all others would call first, as when a rack loses its switch.
 TEST_F(CutHosts, ThoseWithTheLowestNumbersAreLost) {
   constexpr int kCut = 5;
