@@ -635,6 +635,45 @@ TEST_F(Membership, ALostHostIsLeftOut) {
                    "restart 1 after a host was lost", "2 hosts, 2 ranks"));
 }
 
+// A host whose connection broke calls again, and may be heard of twice before
+// the end of the first call has come.
+TEST_F(Membership, AHostThatCallsTwiceIsOne) {
+  Command a(node("1:3", 0));
+  Command b(stranger(
+      port_,
+      "import json\n"
+      "def call(**more):\n"
+      "    s = connect()\n"
+      "    prove(s)\n"
+      "    s.sendall(json.dumps(dict(\n"
+      "        protocol=3, nodes=3, least=1, node_rank=1, ranks=1, port=7,\n"
+      "        identity='', **more)).encode() + b'\\n')\n"
+      "    return s\n"
+      "def told(s, key):\n"
+      "    for line in s.makefile():\n"
+      "        if key in json.loads(line):\n"
+      "            return json.loads(line)[key]\n"
+      "first = call()\n"
+      "start = told(first, 'start')\n"
+      "place = {key: start[key] for key in ('job', 'generation')}\n"
+      "second = call(**place)\n"
+      "told(second, 'waiting')\n"
+      "third = call(**place)\n"
+      "try:\n"
+      "    while second.recv(4096):\n"
+      "        pass\n"
+      "except ConnectionResetError:\n"
+      "    pass\n"
+      "first.shutdown(socket.SHUT_RDWR)\n"
+      "print('hosts', told(third, 'start')['hosts'], flush=True)\n"));
+  EXPECT_EQ(b.wait(), 0) << b.err();
+  EXPECT_EQ(b.out(), "hosts 2\n");
+  ASSERT_TRUE(a.until_output("g2 0/1")) << a.out() << a.err();
+  EXPECT_EQ(count(a.out(), "g1 0/2\n"), 1);
+  finish();
+  expect_ends({&a}, 0);
+}
+
 TEST_F(Membership, TheFirstHostIsLostAndComesBack) {
   auto a = std::make_unique<Command>(node("2:3", 0));
   Command b(node("2:3", 1)), c(node("2:3", 2));
