@@ -404,7 +404,7 @@ std::string ranks_of_host(const JobHosts& hosts, const JobArguments& job) {
         "model have equal numbers of ranks: give -n",
         hosts.remote[0].name, hosts.num_ranks, host.name, host.num_ranks));
   }
-  return std::to_string(hosts.num_ranks);
+  return std::to_string(ranks_of_each(hosts));
 }
 
 // Handles SIGTERM until the launcher takes signals: no rank has begun.

@@ -31,13 +31,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Of Kubernetes itself: "source", and "definitions" by name.
+// The file of Kubernetes itself has "source", and "definitions" by name.
 const Json& kubernetes() {
   static const Json file = Json::parse(schemas::kubernetes_json);
   return file;
 }
 
-// Of the other projects: "source", "apiVersion", "kind", "scope" and "schema".
+// Those of the other projects have "source", "apiVersion", "kind", "scope" and
+// "schema".
 const std::map<std::string, Json>& files_of_kinds() {
   static const auto files = [] {
     std::map<std::string, Json> made;
