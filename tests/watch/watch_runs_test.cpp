@@ -79,8 +79,12 @@ TEST_F(WatchedRuns, OfALauncherThatIsKilledHaveDied) {
       [&] { return std::filesystem::exists(run() + "/status/rank-0.json"); }));
   job.signal(SIGKILL);
   job.wait();
-  EXPECT_TRUE(Command::until([&] { return watched().at("state") == "died"; }));
   EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
+  // Another host sees no process, and has only this word for it.
+  const auto statuses = monitoring::read_statuses(run());
+  ASSERT_EQ(statuses.size(), 1u);
+  EXPECT_TRUE(statuses[0].lost);
+  EXPECT_EQ(watched().at("state"), "died");
 }
 
 TEST_F(WatchedRuns, SayWhyTheyFailed) {
