@@ -8,7 +8,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
-#include "echelon/watch/run_view.h"
+#include "echelon/watch/run_watch.h"
 
 namespace echelon::watch {
 namespace {

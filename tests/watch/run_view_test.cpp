@@ -1,4 +1,4 @@
-#include "echelon/watch/run_view.h"
+#include "echelon/watch/run_watch.h"
 
 #include <gmock/gmock.h>
 #include <sys/wait.h>
@@ -62,6 +62,24 @@ TEST_F(RunViews, ReadOnlyWhatHasCome) {
   append(metrics(), "nonsense\n" + steps(42, 43) + std::string(3000, 'x'));
   EXPECT_EQ(watch.look().last->step, 43);
   EXPECT_EQ(watch.look().losses.points().size(), 43u);
+}
+
+TEST_F(RunViews, CountTheStepsOfEpochsThatHaveEnded) {
+  folder_.write(
+      "run/config.toml",
+      "[model]\nname = \"simple_cnn\"\nclasses = 10\n"
+      "[data]\nname = \"digits\"\npath = \"digits.csv\"\n"
+      "[train]\nepochs = 7\nrun = \"run\"\n");
+  // 2.5 batches are an epoch of three steps.
+  const double epochs[] = {0.4, 0.8, 1, 1.4, 1.8};
+  std::string lines;
+  for (int i = 0; i < 5; ++i) {
+    lines += format(
+        "{{\"step\":{},\"epoch\":{},\"loss\":1,\"step_seconds\":0.1}}\n", i + 1,
+        epochs[i]);
+  }
+  folder_.write("run/metrics.jsonl", lines);
+  EXPECT_EQ(look().total_steps, 21);
 }
 
 TEST_F(RunViews, FollowTrainingThatGoesBack) {
