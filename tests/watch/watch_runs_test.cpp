@@ -134,6 +134,8 @@ TEST_F(WatchedRuns, HaveLinesThatFitTheSchema) {
     writer.append(timeline::StepMetrics{.step = 2, .simulated = true});
     writer.append(
         timeline::EvaluationMetrics{.step = 2, .tokens = 10, .perplexity = 3});
+    writer.append(timeline::Rebalance{
+        .step = 2, .before = {32, 32}, .seconds = {0.5, 1}, .after = {43, 21}});
   }
   timeline::append_rollback(
       rare, {.from_step = 8, .step = 4, .why = "a", .end = {0, 9}});
