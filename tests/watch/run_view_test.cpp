@@ -86,7 +86,7 @@ TEST_F(RunViews, FollowTrainingThatGoesBack) {
   write_run(folder_);
   RunWatch watch(folder_.path("run"), {.findings = false});
   watch.look();
-  // As many bytes as before, of other steps.
+  // Fewer bytes than before, of other steps.
   std::string other = steps(1, 30);
   for (int64_t step = 31; step <= 39; ++step) {
     other += step_line(step, "0.25");
@@ -94,6 +94,13 @@ TEST_F(RunViews, FollowTrainingThatGoesBack) {
   folder_.write("run/metrics.jsonl", other);
   EXPECT_EQ(watch.look().last->step, 39);
   EXPECT_EQ(watch.look().losses.points().size(), 39u);
+  // More bytes than before: the size alone does not tell.
+  other = steps(1, 30);
+  for (int64_t step = 31; step <= 60; ++step) other += step_line(step, "0.125");
+  folder_.write("run/metrics.jsonl", other);
+  EXPECT_EQ(watch.look().last->step, 60);
+  EXPECT_EQ(watch.look().losses.points().size(), 60u);
+  EXPECT_EQ(watch.look().losses.points()[34].y, 0.125);
   std::filesystem::remove(metrics());
   EXPECT_FALSE(watch.look().last);
 }
