@@ -28,6 +28,7 @@
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/job/run_folder.h"
+#include "echelon/report/report.h"
 #include "echelon/text/build_info.h"
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
@@ -278,19 +279,27 @@ bool is_done(const Job& job, const JobFacts& facts) {
   if (!latest || latest->step < facts.steps) return false;
   check_same_settings(job, facts);
   if (!is_uploaded(job, latest->step)) return false;
+  const std::filesystem::path run = job.train.run;
   std::vector<const char*> outcome = {"report.html", "timeline.json"};
   if (job.checkpoint.at_end) outcome.push_back("checkpoints/last.safetensors");
+  std::string lacks;
   for (const char* made : outcome) {
     std::error_code error;
-    if (std::filesystem::exists(
-            std::filesystem::path(job.train.run) / made, error)) {
-      continue;
+    if (lacks.empty() && !std::filesystem::exists(run / made, error)) {
+      lacks = made;
     }
+  }
+  // A timeline of an earlier process may lie beside a page that this one made
+  // while it trained.
+  if (lacks.empty() && !report::has_final_report(run)) {
+    lacks = "report.html of its end";
+  }
+  if (!lacks.empty()) {
     std::cout << format(
                      "{} has {} of {}, but no {}: it is made from the last "
                      "checkpoint\n",
                      job.train.run, format_count(latest->step),
-                     counted(facts.steps, "step"), made)
+                     counted(facts.steps, "step"), lacks)
               << std::flush;
     return false;
   }

@@ -13,6 +13,7 @@
 // the state (evaluation, a comparison, a checkpoint, the end), settle() follows
 // the step at once.
 #include "echelon/train/trainer.h"
+#include "echelon/report/report.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -888,11 +889,7 @@ void Loop::save_last() {
 
 // The same on all ranks.
 bool Loop::has_report() const {
-  const auto exists = [&](const char* name) {
-    std::error_code error;
-    return std::filesystem::exists(folder_ / name, error);
-  };
-  const bool here = exists("report.html") && exists("timeline.json");
+  const bool here = report::has_final_report(folder_);
   return world_.exchange(here ? "yes" : "no")[0] == "yes";
 }
 

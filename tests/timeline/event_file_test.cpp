@@ -78,6 +78,20 @@ TEST(EventScalars, HaveTorchtitansNamesAndUnits) {
   EXPECT_THAT(scalars, Contains(Pair("time_metrics/data_loading(%)", 20)));
 }
 
+// Every file of TensorFlow's begins so: 24 bytes, and the masked CRC of that.
+TEST_F(EventFiles, AreFramedAsTensorFlowsAre) {
+  { EventFile file(folder_.path("tb"), 1); }
+  const std::string whole = text();
+  ASSERT_EQ(whole.size(), 12u + 24 + 4);
+  EXPECT_EQ(
+      whole.substr(0, 12),
+      std::string("\x18\0\0\0\0\0\0\0\xa3\x7f\x4b\x22", 12));
+  EXPECT_EQ(
+      whole.substr(12 + 9, 15),
+      "\x1a\x0d"
+      "brain.Event:2");
+}
+
 TEST_F(EventFiles, GoOnWithoutDoubledSteps) {
   {
     EventFile file(folder_.path("tb"), 1);

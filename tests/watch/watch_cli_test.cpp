@@ -312,7 +312,11 @@ TEST_F(WatchCommand, ReportsARunThatDied) {
       page, AllOf(
                 HasSubstr("died, step 40 of 100"),
                 HasSubstr("simple_cnn on digits"), HasSubstr("Global batch")));
-  folder_.write("run/timeline.json", "{}");
+  // A timeline of an earlier process does not make the page the trainer's.
+  folder_.write("run/timeline.json", "{\"traceEvents\":[]}");
+  Command more({kWatch, "report", run()});
+  EXPECT_EQ(more.wait(), 0) << more.err();
+  folder_.write("run/report.html", "<footer>Written by Echelon</footer>");
   Command again({kWatch, "report", run()});
   EXPECT_EQ(again.wait(), 2);
   EXPECT_THAT(again.err(), HasSubstr("has written its own report"));

@@ -79,8 +79,12 @@ TEST_F(WatchedRuns, OfALauncherThatIsKilledHaveDied) {
       [&] { return std::filesystem::exists(run() + "/status/rank-0.json"); }));
   job.signal(SIGKILL);
   job.wait();
-  EXPECT_TRUE(Command::until([&] { return watched().at("state") == "died"; }));
   EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
+  // Another host sees no process, and has only this word for it.
+  const auto statuses = monitoring::read_statuses(run());
+  ASSERT_EQ(statuses.size(), 1u);
+  EXPECT_TRUE(statuses[0].lost);
+  EXPECT_EQ(watched().at("state"), "died");
 }
 
 TEST_F(WatchedRuns, SayWhyTheyFailed) {
@@ -130,6 +134,8 @@ TEST_F(WatchedRuns, HaveLinesThatFitTheSchema) {
     writer.append(timeline::StepMetrics{.step = 2, .simulated = true});
     writer.append(
         timeline::EvaluationMetrics{.step = 2, .tokens = 10, .perplexity = 3});
+    writer.append(timeline::Rebalance{
+        .step = 2, .before = {32, 32}, .seconds = {0.5, 1}, .after = {43, 21}});
   }
   timeline::append_rollback(
       rare, {.from_step = 8, .step = 4, .why = "a", .end = {0, 9}});
