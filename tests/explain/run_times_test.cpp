@@ -113,6 +113,18 @@ TEST(RunTimes, OfTwoAxesAtOnceTheInnermostCounts) {
   EXPECT_NEAR(mean.communication.at("dp"), 15e-9, 1e-18);
 }
 
+// Whatever ranks sum gradients: replicas, or those of fsdp and cp too.
+TEST(RunTimes, GroupsThatSumGradientsCountAsDp) {
+  for (const char* group : {"dp_replicate", "dp", "data"}) {
+    timeline::Timeline timeline{
+        .spans = {pass(0, "forward", timeline::SpanKind::forward, 0, 10)}};
+    timeline.spans.push_back(call(0, group, 10, 30));
+    const RankTimes mean = run_times(timeline, {}).mean;
+    ASSERT_EQ(mean.communication.size(), 1u) << group;
+    EXPECT_NEAR(mean.communication.at("dp"), 20e-9, 1e-18) << group;
+  }
+}
+
 TEST(RunTimes, RanksArePeersByTheFirstOfTheirStages) {
   const RunTimes times = run_times(
       {.spans =
