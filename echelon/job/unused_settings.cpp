@@ -96,9 +96,11 @@ class UnusedSettings {
     unless(
         job_.layout.data_degree() > 1, "with one data-parallel rank",
         {"train.rebalance_every"});
-    const bool sharded = job_.layout.dp_shard > 1;
+    const int64_t sharers = job_.layout.dp_shard * job_.layout.cp;
+    const bool sharded = shards_parameters(job_) && sharers > 1;
     const std::string no_shards =
-        "without sharded data parallelism (fsdp is 1)";
+        sharers > 1 ? "where parameters are not sharded (fsdp is 1)"
+                    : "without sharded data parallelism (fsdp is 1)";
     unless(sharded, no_shards, {"shard.stage"});
     unless(
         sharded && job_.shard.stage == 3,

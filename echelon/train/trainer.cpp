@@ -16,8 +16,6 @@
 #include "echelon/report/report.h"
 
 #include <ATen/Parallel.h>
-#include <c10/core/CachingDeviceAllocator.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
@@ -70,23 +68,6 @@ timeline::MakeDeviceClock device_clock_of(torch::Device device) {
   return [device] {
     return std::make_unique<profiling::EventClock>(device.type());
   };
-}
-
-// Of this process: what torch's allocator has reserved on a GPU, or what was
-// resident on the host, at most so far.
-std::optional<int64_t> peak_memory(torch::Device device) {
-  if (device.is_cpu()) {
-    rusage usage{};
-    if (::getrusage(RUSAGE_SELF, &usage) != 0) return std::nullopt;
-    return int64_t{usage.ru_maxrss} * 1024;
-  }
-  auto* allocator =
-      dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
-  if (allocator == nullptr || !allocator->initialized()) return std::nullopt;
-  return allocator->getDeviceStats(device.index())
-      .reserved_bytes[static_cast<size_t>(
-          c10::CachingAllocator::StatType::AGGREGATE)]
-      .peak;
 }
 
 // The layers of a program are no model that a configuration can name.
@@ -322,7 +303,8 @@ void Loop::begin_division() {
   if (train.rebalance_every == 0 || degree == 1) return;
   if (!world_.device().is_cpu()) {
     throw ConfigError(format(
-        "[train] rebalance_every = {}: what a rank works is measured on CPUs, "
+        "[train] rebalance_every = {}: how long a rank works is measured on "
+        "CPUs, "
         "and this one computes on {}; set rank_batch, as `echelon explain` "
         "says after a run, or leave rebalance_every out",
         train.rebalance_every, world_.device().str()));

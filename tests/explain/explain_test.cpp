@@ -409,6 +409,12 @@ TEST_F(Explain, SlowLinksOfOtherAxes) {
                                  HasSubstr("shard."), HasSubstr("layout.fsdp"),
                                  HasSubstr("train.batch")));
   EXPECT_EQ(fsdp.gain_source, GainSource::simulated);
+  // Ranks of cp sum gradients in a group of this name.
+  slow.axis = "dp";
+  const auto dp =
+      only(Fault::exposed_communication, image_job("dp=2"), timeline_of(slow));
+  EXPECT_EQ(dp.axis, "dp");
+  EXPECT_THAT(dp.reason.diagnosis, HasSubstr("8 MiB in 4 calls"));
   slow.axis = "tp";
   job = job_of_words("tp=2");
   job.data.sources = {folder_.write("text.txt", std::string(20000, 'x'))};
