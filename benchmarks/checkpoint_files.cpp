@@ -10,10 +10,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -21,6 +19,7 @@
 #include <random>
 
 #include "benchmarks/arguments.h"
+#include "benchmarks/times.h"
 #include "echelon/checkpoint/files/rank_file.h"
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/checkpoint/files/shared_work.h"
@@ -31,40 +30,15 @@ using namespace echelon;
 
 constexpr int64_t kRows = 512, kColumns = 1536;  // 3 MiB of F32
 
-struct Times {
-  std::vector<double> seconds;
-  std::vector<double> processor_seconds;
-
-  void take(const std::function<void()>& work) {
-    const auto start = std::chrono::steady_clock::now();
-    const double used = processor_time();
-    work();
-    processor_seconds.push_back(processor_time() - used);
-    seconds.push_back(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
-            .count());
-  }
-  static double processor_time() {
-    struct timespec time = {};
-    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-    return static_cast<double>(time.tv_sec) +
-           static_cast<double>(time.tv_nsec) * 1e-9;
-  }
-  static double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-  }
-  void print(const char* name, int64_t bytes) const {
-    const auto [least, most] =
-        std::minmax_element(seconds.begin(), seconds.end());
-    std::printf(
-        "%-24s %6.3f s (%.3f to %.3f)  %5.2f GB/s  processors %.3f s (%.3f)\n",
-        name, median(seconds), *least, *most,
-        static_cast<double>(bytes) / median(seconds) / 1e9,
-        median(processor_seconds),
-        *std::min_element(processor_seconds.begin(), processor_seconds.end()));
-  }
-};
+void print(const char* name, const Times& times, int64_t bytes) {
+  const auto [least, most] = std::ranges::minmax_element(times.seconds);
+  std::printf(
+      "%-24s %6.3f s (%.3f to %.3f)  %5.2f GB/s  processors %.3f s (%.3f)\n",
+      name, Times::median(times.seconds), *least, *most,
+      static_cast<double>(bytes) / Times::median(times.seconds) / 1e9,
+      Times::median(times.processor_seconds),
+      *std::ranges::min_element(times.processor_seconds));
+}
 
 /// Memory of which no page was touched.
 struct FreshMemory {
@@ -197,12 +171,12 @@ int main(int argc, char** argv) try {
   std::filesystem::remove_all(folder);
   std::printf(
       "%lld bytes, %d threads\n", static_cast<long long>(bytes), threads);
-  write_plain.print("write and fsync", bytes);
-  write_file.print("write_rank_file", bytes);
-  cold_plain.print("pread, from the disk", bytes);
-  cold.print("verified, from the disk", bytes);
-  warm_plain.print("pread, from memory", bytes);
-  warm.print("verified, from memory", bytes);
+  print("write and fsync", write_plain, bytes);
+  print("write_rank_file", write_file, bytes);
+  print("pread, from the disk", cold_plain, bytes);
+  print("verified, from the disk", cold, bytes);
+  print("pread, from memory", warm_plain, bytes);
+  print("verified, from memory", warm, bytes);
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());

@@ -6,19 +6,17 @@
 // Forward and backward of causal attention over a sequence of T tokens, cut
 // over N ranks of one thread each, in each way. "products alone" computes the
 // same blocks with the fused kernel and sends nothing. Ranks are threads of
-// this process. In each round all variants run once, in turn; a ratio is a
-// variant's time over that of the products in the same round.
+// this process. A ratio is a variant's time over that of the products in the
+// same round (time_in_turn.h).
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <exception>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "benchmarks/arguments.h"
+#include "benchmarks/time_in_turn.h"
 #include "echelon/comm/world.h"
 #include "echelon/parallel/context/attention.h"
 
@@ -26,7 +24,6 @@ namespace {
 
 using namespace echelon;
 using torch::Tensor;
-using Clock = std::chrono::steady_clock;
 
 struct Settings {
   int ranks = 2;
@@ -60,12 +57,6 @@ void products(
   }
 }
 
-double quantile(std::vector<double> values, double of) {
-  std::ranges::sort(values);
-  return values[static_cast<size_t>(
-      of * static_cast<double>(values.size() - 1))];
-}
-
 void run(const Settings& settings, World& world) {
   at::set_num_threads(1);
   const auto random = [&](int64_t tokens) {
@@ -81,13 +72,13 @@ void run(const Settings& settings, World& world) {
   for (int64_t head = 0; head < settings.heads; ++head) {
     call.kv_of_query.push_back(head);
   }
-  struct Variant {
-    std::string name;
-    std::function<void()> step;
-    std::vector<double> seconds, ratios;
+  // Each clears the gradients that the one before it has made.
+  const auto clear = [&] {
+    for (const auto& leaf : {q, k, v}) leaf.mutable_grad() = Tensor();
   };
   std::vector<Variant> variants;
   variants.push_back({"products alone", [&] {
+                        clear();
                         const torch::NoGradGuard no_grad;
                         products(ring, settings.tokens, q, k, v);
                       }});
@@ -96,30 +87,19 @@ void run(const Settings& settings, World& world) {
     if (way == ContextWay::ulysses && settings.heads < world.size()) continue;
     variants.push_back(
         {to_string(way), [&, way] {
+           clear();
            const ContextParallel context{world.group(), {way}};
            context_attention(q, k, v, context, call).backward(up);
          }});
   }
-  for (int round = -2; round < settings.rounds; ++round) {
-    for (auto& variant : variants) {
-      for (const auto& leaf : {q, k, v}) leaf.mutable_grad() = Tensor();
-      world.group().barrier();
-      const auto start = Clock::now();
-      variant.step();
-      world.group().barrier();
-      const double seconds =
-          std::chrono::duration<double>(Clock::now() - start).count();
-      if (round < 0) continue;
-      variant.seconds.push_back(seconds);
-      variant.ratios.push_back(seconds / variants[0].seconds.back());
-    }
-  }
+  const auto times =
+      time_in_turn(variants, settings.rounds, [&] { world.group().barrier(); });
   if (world.rank() != 0) return;
-  for (const auto& variant : variants) {
+  for (const auto& one : times) {
     std::printf(
-        "%-15s %8.2f ms  ratio %.3f (%.3f to %.3f)\n", variant.name.c_str(),
-        1e3 * quantile(variant.seconds, 0.5), quantile(variant.ratios, 0.5),
-        quantile(variant.ratios, 0.1), quantile(variant.ratios, 0.9));
+        "%-15s %8.2f ms  ratio %.3f (%.3f to %.3f)\n", one.name.c_str(),
+        1e3 * quantile(one.seconds, 0.5), quantile(one.ratios, 0.5),
+        quantile(one.ratios, 0.1), quantile(one.ratios, 0.9));
   }
 }
 

@@ -8,16 +8,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <ctime>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <random>
 
 #include "benchmarks/arguments.h"
+#include "benchmarks/times.h"
 #include "echelon/storage/object_store.h"
 #include "echelon/text/file_descriptor.h"
 
@@ -25,34 +22,12 @@ namespace {
 
 using namespace echelon;
 
-struct Times {
-  std::vector<double> seconds, processor;
-
-  void take(const std::function<void()>& work) {
-    const auto start = std::chrono::steady_clock::now();
-    const double used = processor_time();
-    work();
-    processor.push_back(processor_time() - used);
-    seconds.push_back(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
-            .count());
-  }
-  static double processor_time() {
-    struct timespec time = {};
-    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-    return static_cast<double>(time.tv_sec) +
-           static_cast<double>(time.tv_nsec) * 1e-9;
-  }
-  static double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-  }
-  void print(const char* name, bool last = false) const {
-    std::printf(
-        "\"%s\": {\"seconds\": %.4f, \"processor_seconds\": %.4f}%s", name,
-        median(seconds), median(processor), last ? "}\n" : ", ");
-  }
-};
+void print(const char* name, const Times& times, bool last = false) {
+  std::printf(
+      "\"%s\": {\"seconds\": %.4f, \"processor_seconds\": %.4f}%s", name,
+      Times::median(times.seconds), Times::median(times.processor_seconds),
+      last ? "}\n" : ", ");
+}
 
 void copy(const std::string& from, const std::string& to) {
   const FileDescriptor in(::open(from.c_str(), O_RDONLY));
@@ -98,9 +73,9 @@ int run(const Arguments& arguments) {
     });
   }
   std::printf("{\"mib\": %lld, ", static_cast<long long>(bytes >> 20));
-  plain.print("copy");
-  up.print("upload");
-  down.print("download", true);
+  print("copy", plain);
+  print("upload", up);
+  print("download", down, true);
   return 0;
 }
 

@@ -12,20 +12,20 @@
 // loss:   cross-entropy of T rows of V logits on one rank.
 // norm:   the root-mean-square norm of T rows of H features on one rank.
 //
-// Ranks are threads of this process. In each round all variants run once, in
-// turn; a ratio is a variant's time over the first one's in the same round.
+// Ranks are threads of this process. A ratio is a variant's time over the first
+// one's in the same round (time_in_turn.h).
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <fstream>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "benchmarks/arguments.h"
+#include "benchmarks/time_in_turn.h"
 #include "echelon/comm/differentiable.h"
 #include "echelon/comm/world.h"
 #include "echelon/parallel/tensor/linear.h"
@@ -36,7 +36,6 @@ namespace {
 
 using namespace echelon;
 using torch::Tensor;
-using Clock = std::chrono::steady_clock;
 
 struct Settings {
   int ranks = 2;
@@ -48,42 +47,17 @@ struct Settings {
   CommOptions comm;
 };
 
-struct Variant {
-  std::string name;
-  std::function<void()> step;
-};
-
 struct Result {
   std::string part;
-  std::string name;
-  std::vector<double> seconds;
-  std::vector<double> ratios;
+  VariantTimes times;
 };
 
-double quantile(std::vector<double> values, double of) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(
-      of * static_cast<double>(values.size() - 1))];
-}
-
-// Runs all variants in turn; `meet` brings ranks together before each.
 std::vector<Result> measure(
     const std::string& part, const std::vector<Variant>& variants, int rounds,
     const std::function<void()>& meet) {
   std::vector<Result> results;
-  for (const auto& variant : variants) results.push_back({part, variant.name});
-  for (int round = -3; round < rounds; ++round) {
-    for (size_t i = 0; i < variants.size(); ++i) {
-      meet();
-      const auto start = Clock::now();
-      variants[i].step();
-      meet();
-      const double seconds =
-          std::chrono::duration<double>(Clock::now() - start).count();
-      if (round < 0) continue;
-      results[i].seconds.push_back(seconds);
-      results[i].ratios.push_back(seconds / results[0].seconds.back());
-    }
+  for (auto& times : time_in_turn(variants, rounds, meet)) {
+    results.push_back({part, std::move(times)});
   }
   return results;
 }
@@ -236,12 +210,12 @@ void print(const std::vector<Result>& results) {
   std::printf(
       "%-20s %-22s %10s   %s\n", "part", "variant", "median ms",
       "ratio: median, 10%, 90%");
-  for (const auto& result : results) {
+  for (const auto& [part, times] : results) {
     std::printf(
-        "%-20s %-22s %10.2f   %.3f  %.3f  %.3f\n", result.part.c_str(),
-        result.name.c_str(), 1e3 * quantile(result.seconds, 0.5),
-        quantile(result.ratios, 0.5), quantile(result.ratios, 0.1),
-        quantile(result.ratios, 0.9));
+        "%-20s %-22s %10.2f   %.3f  %.3f  %.3f\n", part.c_str(),
+        times.name.c_str(), 1e3 * quantile(times.seconds, 0.5),
+        quantile(times.ratios, 0.5), quantile(times.ratios, 0.1),
+        quantile(times.ratios, 0.9));
   }
 }
 
@@ -249,13 +223,13 @@ void write_json(const std::vector<Result>& results, const std::string& path) {
   std::ofstream out(path);
   out << "[";
   for (size_t i = 0; i < results.size(); ++i) {
-    const auto& result = results[i];
-    out << (i ? ",\n " : "\n ") << "{\"part\": \"" << result.part
-        << "\", \"variant\": \"" << result.name
-        << "\", \"seconds\": " << quantile(result.seconds, 0.5)
-        << ", \"ratio\": " << quantile(result.ratios, 0.5)
-        << ", \"ratio_10\": " << quantile(result.ratios, 0.1)
-        << ", \"ratio_90\": " << quantile(result.ratios, 0.9) << "}";
+    const auto& [part, times] = results[i];
+    out << (i ? ",\n " : "\n ") << "{\"part\": \"" << part
+        << "\", \"variant\": \"" << times.name
+        << "\", \"seconds\": " << quantile(times.seconds, 0.5)
+        << ", \"ratio\": " << quantile(times.ratios, 0.5)
+        << ", \"ratio_10\": " << quantile(times.ratios, 0.1)
+        << ", \"ratio_90\": " << quantile(times.ratios, 0.9) << "}";
   }
   out << "\n]\n";
 }

@@ -12,7 +12,7 @@ python_packages=(
   torch==2.11.0 torchvision==0.26.0 numpy safetensors==0.8.0 pillow
   playwright==1.65.2 jsonschema transformers==5.23.0
   tokenizers==0.23.3 sentencepiece==0.2.3 kubernetes-validate==1.37.0
-  "moto[server,s3]==5.2.5"
+  "moto[server,s3]==5.2.5" tensorboard==2.21.0
 )
 
 # An environment of an older list gets what is new in this one.

@@ -12,6 +12,8 @@
 #include "echelon/checkpoint/format/foreign.h"
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/error.h"
+#include "echelon/storage/local_copy.h"
+#include "echelon/storage/settings.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -76,6 +78,10 @@ std::string name_in_model(const std::string& name, const std::string& prefix) {
 
 WeightsSource::WeightsSource(const std::string& path, std::string prefix)
     : path_(path), prefix_(std::move(prefix)) {
+  if (storage::is_object_url(path)) {
+    add_object(path);
+    return;
+  }
   std::error_code error;
   if (!fs::is_directory(path, error)) {
     const auto foreign = foreign_checkpoint(path);
@@ -123,6 +129,17 @@ void WeightsSource::Tensor::read(
 void WeightsSource::add_file(const std::string& path) {
   const auto file = std::make_shared<const safetensors::File>(path);
   for (const auto& info : file->tensors()) add(file, info);
+}
+
+// A folder has no object of its own that could be asked for.
+void WeightsSource::add_object(const std::string& url) {
+  if (!url.ends_with(".safetensors")) {
+    throw CheckpointError(
+        url +
+        ": weights on object storage are one .safetensors file; copy a folder "
+        "to a disk (aws s3 cp --recursive)");
+  }
+  add_file(storage::local_copy(url));
 }
 
 void WeightsSource::add_index(const std::string& path) {

@@ -11,6 +11,7 @@
 
 #include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon::bench {
 namespace {
@@ -19,12 +20,17 @@ using torch::Tensor;
 
 constexpr int64_t kCallRounds = 5;
 
+/// Elements of a tensor of about `bytes` that so many ranks share evenly.
+int64_t elements_of(int64_t bytes, int64_t ranks) {
+  return std::max<int64_t>(ranks, bytes / 4 / ranks * ranks);
+}
+
 /// One call of `operation` on tensors that stay the same.
 std::function<void()> make_call(
     const std::string& operation, const Group& group, int64_t bytes,
     torch::Device device) {
   const int64_t size = group.size();
-  const int64_t numel = std::max<int64_t>(size, bytes / 4 / size * size);
+  const int64_t numel = elements_of(bytes, size);
   const auto options = torch::TensorOptions(torch::kFloat32).device(device);
   // Zeros stay zeros when summed; the first write allocates the memory.
   const Tensor whole = torch::ones({numel}, options).zero_();
@@ -123,15 +129,34 @@ bench_collectives(World& world, const BenchOptions& options) {
   return rows;
 }
 
+Bandwidth bandwidth_of(const BenchRow& row) {
+  if (row.median_microseconds <= 0) return {};
+  const double bytes =
+      4 * static_cast<double>(elements_of(row.bytes, row.ranks));
+  const double algorithm = bytes / row.median_microseconds / 1e3;
+  const double others = static_cast<double>(row.ranks - 1) / row.ranks;
+  double factor = 1;
+  if (row.operation == "all_reduce") {
+    factor = 2 * others;
+  } else if (
+      row.operation == "all_gather" || row.operation == "reduce_scatter" ||
+      row.operation == "all_to_all") {
+    factor = others;
+  }
+  return {.algorithm = algorithm, .bus = factor * algorithm};
+}
+
 std::string to_text(const std::vector<BenchRow>& rows) {
   std::string text =
-      "operation        backend  ranks      bytes      median us         min "
-      "us\n";
+      "operation        backend  ranks       size   median us      min us  "
+      "algbw GB/s  busbw GB/s\n";
   for (const auto& row : rows) {
+    const Bandwidth bandwidth = bandwidth_of(row);
     text += format(
-        "{:<16} {:<8} {:5} {:10} {:14.1f} {:14.1f}\n", row.operation,
-        row.backend, row.ranks, row.bytes, row.median_microseconds,
-        row.min_microseconds);
+        "{:<16} {:<8} {:5} {:>10} {:11.1f} {:11.1f} {:11.3f} {:11.3f}\n",
+        row.operation, row.backend, row.ranks, format_bytes(row.bytes),
+        row.median_microseconds, row.min_microseconds, bandwidth.algorithm,
+        bandwidth.bus);
   }
   return text;
 }
@@ -139,6 +164,7 @@ std::string to_text(const std::vector<BenchRow>& rows) {
 std::string to_json(const std::vector<BenchRow>& rows) {
   auto json = nlohmann::ordered_json::array();
   for (const auto& row : rows) {
+    const Bandwidth bandwidth = bandwidth_of(row);
     json.push_back(
         {{"backend", row.backend},
          {"operation", row.operation},
@@ -146,6 +172,8 @@ std::string to_json(const std::vector<BenchRow>& rows) {
          {"bytes", row.bytes},
          {"microseconds", row.median_microseconds},
          {"min_microseconds", row.min_microseconds},
+         {"algbw_gb_per_second", bandwidth.algorithm},
+         {"busbw_gb_per_second", bandwidth.bus},
          {"calls", row.calls}});
   }
   return json.dump();

@@ -25,11 +25,21 @@ struct BenchRow {
   std::string backend;
   std::string operation;
   int ranks = 0;
-  int64_t bytes = 0;  // of a rank's resulting tensor
+  int64_t bytes = 0;  // of the tensor: nccl-tests' "size"
   double min_microseconds = 0;
   double median_microseconds = 0;
   int64_t calls = 0;
 };
+
+/// GB/s of a median call, in the terms of nccl-tests (its PERFORMANCE.md).
+struct Bandwidth {
+  double algorithm = 0;  // algbw: bytes over time
+  /// busbw: what each rank's link carries, which no number of ranks changes: of
+  /// n ranks, algbw times 2 (n - 1) / n for all_reduce, (n - 1) / n for
+  /// all_gather, reduce_scatter and all_to_all, else 1.
+  double bus = 0;
+};
+Bandwidth bandwidth_of(const BenchRow& row);
 
 /// Collective; returns this rank's times. Tensors are float32.
 std::vector<BenchRow>

@@ -119,7 +119,9 @@ void add_bench(Command& root) {
   });
 
   auto [command, arguments] = group.add(
-      "collectives", "microseconds of each collective, backend and size",
+      "collectives",
+      "time and bandwidth of each collective, backend and size, in the terms "
+      "of nccl-tests",
       "echelon bench collectives -n 2\n"
       "echelon bench collectives -n 4 --backend local --bytes 64MiB --json",
       bench);

@@ -131,10 +131,9 @@ int deploy_job(const ToFile& arguments) {
       throw ConfigError(format("--output {}", error.what()));
     }
     std::cout << format("wrote {}\n", arguments.output);
-    const std::string secret =
-        deploy::secret_command(made.engine, made.workload, made.settings);
-    if (!secret.empty()) {
-      std::cout << format("make its secret once: {}\n", secret);
+    for (const auto& secret :
+         deploy::needed_secrets(made.engine, made.workload, made.settings)) {
+      std::cout << format("make its secret once: {}\n", secret.command);
     }
     std::cout << format(
         "send it: {}\n",

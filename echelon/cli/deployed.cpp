@@ -286,6 +286,8 @@ Deployed deployed(const DeployArguments& given) {
   workload.layout = to_string(job.layout);
   workload.run = job.train.run;
   workload.saves = saves(job.checkpoint);
+  workload.remote = job.checkpoint.remote;
+  workload.object_storage = to_toml(job).find("\"s3://") != std::string::npos;
   workload.hosts = hosts.most;
   workload.least_hosts = hosts.least;
   workload.ranks_per_host = job.layout.num_ranks() / hosts.most;

@@ -61,6 +61,7 @@ JobHosts take_engine(const Engine& engine, HostArguments& arguments) {
   }
   if (engine.num_nodes == 1) return hosts;
   hosts.num_ranks = std::max(1, hosts.num_ranks);
+  hosts.uneven = engine.uneven;
   if (!engine.problem.empty()) throw ConfigError(engine.problem);
   if (arguments.num_nodes.empty() && engine.nodes.empty()) {
     throw ConfigError(format(
@@ -212,6 +213,16 @@ JobHosts find_hosts(HostArguments& arguments) {
   }
   const auto engine = launch::find_engine();
   return engine ? take_engine(*engine, arguments) : JobHosts();
+}
+
+int ranks_of_each(const JobHosts& hosts) {
+  if (!hosts.uneven.empty()) {
+    throw ConfigError(format(
+        "{} has {} tasks on its nodes, and this command starts as many ranks "
+        "on each: give -n, or ask Slurm for --ntasks-per-node",
+        hosts.engine, hosts.uneven));
+  }
+  return std::max(1, hosts.num_ranks);
 }
 
 void say_ranks(const JobHosts& hosts, const std::string& num_ranks) {

@@ -21,6 +21,7 @@ struct JobHosts {
   enum class By { started, srun, ssh };
   By by = By::started;
   int num_ranks = 0;   // of each host, as the engine says; 0: nothing does
+  std::string uneven;  // Engine::uneven
   std::string engine;  // "Slurm job 42"; empty: none
   std::vector<RemoteHost> remote;  // for ssh
 };
@@ -30,6 +31,10 @@ struct JobHosts {
 /// Throws ConfigError where the engine's launchers cannot be one job, or have
 /// no token in common, and for --hosts and --hostfile that name no hosts.
 JobHosts find_hosts(HostArguments& arguments);
+
+/// The ranks of each host where the user does not say how many: the engine's,
+/// or 1. Throws ConfigError where the engine has other numbers for other hosts.
+int ranks_of_each(const JobHosts& hosts);
 
 /// Says which number of ranks of each host is used where an engine has one.
 void say_ranks(const JobHosts& hosts, const std::string& num_ranks);

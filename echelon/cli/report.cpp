@@ -26,8 +26,7 @@ int report_run(const ReportArguments& arguments) {
   const fs::path path = arguments.output.empty() ? run / "report.html"
                                                  : fs::path(arguments.output);
   // The trainer's own has more: what each rank held, and a prediction.
-  if (arguments.output.empty() && fs::exists(path, error) &&
-      fs::exists(run / "timeline.json", error)) {
+  if (arguments.output.empty() && report::has_final_report(run)) {
     throw ConfigError(format(
         "{}: the run has written its own report, which has more; `-o FILE` "
         "writes another one beside it",

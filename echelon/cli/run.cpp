@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -29,7 +28,7 @@ int run(const RunArguments& given) {
   launch::LaunchOptions options =
       host_options(arguments.hosts, HostsOf::elastic);
   if (arguments.num_ranks.empty()) {
-    arguments.num_ranks = std::to_string(std::max(1, hosts.num_ranks));
+    arguments.num_ranks = std::to_string(ranks_of_each(hosts));
   }
   say_ranks(hosts, arguments.num_ranks);
   options.num_ranks =

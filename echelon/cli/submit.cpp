@@ -170,17 +170,15 @@ int submit_to_kubernetes(
   if (!made.settings.name_space.empty()) {
     place = {"-n", made.settings.name_space};
   }
-  const std::string secret =
-      deploy::secret_command(made.engine, made.workload, made.settings);
-  if (!secret.empty()) {
-    std::vector<std::string> look = {
-        kubectl, "get", "secret", made.settings.name + "-token"};
+  for (const auto& secret :
+       deploy::needed_secrets(made.engine, made.workload, made.settings)) {
+    std::vector<std::string> look = {kubectl, "get", "secret", secret.name};
     look.insert(look.end(), place.begin(), place.end());
-    if (capture(look, kMostWait).exit_code != 0) {
-      throw ConfigError(format(
-          "the job's secret is not there; give --new-token, or make it: {}",
-          secret));
-    }
+    if (capture(look, kMostWait).exit_code == 0) continue;
+    const bool token = secret.name.ends_with("-token");
+    throw ConfigError(format(
+        "the job's secret {} is not there; {}make it: {}", secret.name,
+        token ? "give --new-token, or " : "", secret.command));
   }
   std::vector<std::string> create = {kubectl, "create", "-o", "name"};
   create.insert(create.end(), place.begin(), place.end());

@@ -28,6 +28,7 @@
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/job/run_folder.h"
+#include "echelon/report/report.h"
 #include "echelon/text/build_info.h"
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
@@ -195,11 +196,17 @@ int dry_run(const TrainArguments& arguments) {
 // the same with any value of it.
 bool changes_no_result(const SettingChange& change) {
   static const std::set<std::pair<std::string, std::string>> kReports = {
-      {"train", "log_every"},          {"train", "timeline_steps"},
-      {"checkpoint", "resume"},        {"checkpoint", "every_steps"},
-      {"checkpoint", "every_minutes"}, {"checkpoint", "at_end"},
-      {"checkpoint", "keep"},          {"checkpoint", "async"},
-      {"checkpoint", "attempts"},      {"checkpoint", "force"},
+      {"train", "log_every"},
+      {"train", "timeline_steps"},
+      {"train", "log"},
+      {"checkpoint", "resume"},
+      {"checkpoint", "every_steps"},
+      {"checkpoint", "every_minutes"},
+      {"checkpoint", "at_end"},
+      {"checkpoint", "keep"},
+      {"checkpoint", "async"},
+      {"checkpoint", "attempts"},
+      {"checkpoint", "force"},
       {"checkpoint", "remote"}};
   return change.table == "elastic" ||
          kReports.contains({change.table, change.key});
@@ -272,19 +279,27 @@ bool is_done(const Job& job, const JobFacts& facts) {
   if (!latest || latest->step < facts.steps) return false;
   check_same_settings(job, facts);
   if (!is_uploaded(job, latest->step)) return false;
+  const std::filesystem::path run = job.train.run;
   std::vector<const char*> outcome = {"report.html", "timeline.json"};
   if (job.checkpoint.at_end) outcome.push_back("checkpoints/last.safetensors");
+  std::string lacks;
   for (const char* made : outcome) {
     std::error_code error;
-    if (std::filesystem::exists(
-            std::filesystem::path(job.train.run) / made, error)) {
-      continue;
+    if (lacks.empty() && !std::filesystem::exists(run / made, error)) {
+      lacks = made;
     }
+  }
+  // A timeline of an earlier process may lie beside a page that this one made
+  // while it trained.
+  if (lacks.empty() && !report::has_final_report(run)) {
+    lacks = "report.html of its end";
+  }
+  if (!lacks.empty()) {
     std::cout << format(
                      "{} has {} of {}, but no {}: it is made from the last "
                      "checkpoint\n",
                      job.train.run, format_count(latest->step),
-                     counted(facts.steps, "step"), made)
+                     counted(facts.steps, "step"), lacks)
               << std::flush;
     return false;
   }
@@ -398,7 +413,7 @@ std::string ranks_of_host(const JobHosts& hosts, const JobArguments& job) {
         "model have equal numbers of ranks: give -n",
         hosts.remote[0].name, hosts.num_ranks, host.name, host.num_ranks));
   }
-  return std::to_string(hosts.num_ranks);
+  return std::to_string(ranks_of_each(hosts));
 }
 
 // Handles SIGTERM until the launcher takes signals: no rank has begun.

@@ -20,7 +20,7 @@
 #include "echelon/cli/watch_text.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
-#include "echelon/watch/run_view.h"
+#include "echelon/watch/run_watch.h"
 #include "echelon/watch/web_page.h"
 
 namespace echelon::cli {

@@ -42,9 +42,7 @@ std::string padded(const std::string& text, size_t width) {
 
 std::string loss_of(const RunView& view) {
   if (!view.last || view.last->simulated) return "";
-  // One that is not finite is the news.
-  const double loss =
-      std::isfinite(view.last->loss) ? view.loss : view.last->loss;
+  const double loss = view.loss;
   const bool fixed =
       std::isfinite(loss) && std::abs(loss) < 1e4 && std::abs(loss) >= 1e-3;
   return fixed ? format("{:.4f}", loss) : format_number(loss);
@@ -62,11 +60,6 @@ std::string steps_of(const RunView& view) {
   return view.total_steps > 0
              ? format("step {}/{}", view.last->step, view.total_steps)
              : format("step {}", view.last->step);
-}
-
-std::string flops_text(double flops) {
-  if (flops >= 1e12) return format_number(flops / 1e12) + " TFLOP/s";
-  return format_number(flops / 1e9) + " GFLOP/s";
 }
 
 std::string memory_of(const RankView& rank) {
@@ -164,11 +157,6 @@ class Lines {
   std::vector<std::string> lines_;
 };
 
-bool is_bad(RunState state) {
-  return state == RunState::failed || state == RunState::died ||
-         state == RunState::silent;
-}
-
 void add_ranks(Lines& lines, const RunView& view) {
   if (view.ranks.empty() || lines.left() < 3) return;
   // Those that need a look come first where not all fit.
@@ -243,7 +231,7 @@ std::string speed_of(const RunView& view) {
 
 std::string mfu_of(const RunView& view) {
   if (!view.flops_per_second) return "";
-  const std::string rate = flops_text(*view.flops_per_second);
+  const std::string rate = watch::format_flops(*view.flops_per_second);
   if (!view.mfu) {
     return rate + "; the peak of these devices is not known";
   }
@@ -275,15 +263,18 @@ lines_of(const RunView& view, const Style& style, size_t rows) {
   if (view.last) {
     std::string progress = steps_of(view);
     progress += format("  epoch {:.2f}", view.last->epoch);
-    if (view.eta_seconds) {
-      progress += "  ETA " + format_clock(*view.eta_seconds);
-    }
+    const std::string eta =
+        view.eta_seconds ? "ETA " + format_clock(*view.eta_seconds) : "";
+    const bool eta_fits =
+        eta.empty() || columns(progress) + 2 + columns(eta) <= style.columns;
+    if (!eta.empty() && eta_fits) progress += "  " + eta;
     const size_t used = columns(progress) + 2;
     if (style.columns > used + 10) {
       const auto drawn = bar(view, std::min<size_t>(32, style.columns - used));
       if (!drawn.empty()) progress += "  " + drawn;
     }
     lines.add(progress);
+    if (!eta_fits) lines.add(eta);
     lines.add("");
     lines.entry("loss", loss_of(view));
     for (const auto& line : chart(

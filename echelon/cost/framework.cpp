@@ -57,6 +57,7 @@ FrameworkMemory echelon_memory() {
   return {
       .gated_kept = 3,  // silu_times() in parallel/tensor/mlp.h
       .selective = SelectiveWay::keeps_products,
+      .shards_over_cp = true,  // MeshGroups::shard
       .logit_kept_bytes = 2,
       .logit_working_bytes = 2,  // the gradient: kernels/vocab_loss.h
       .context_bytes = 0.5 * kGiB,

@@ -36,10 +36,12 @@ struct Workload {
   std::string configuration;  // its text
   /// Options of `echelon train` that the user gave: {"--set", "train.steps=9"}
   std::vector<std::string> options;
-  std::string layout;       // "fsdp=8,tp=2"
-  std::string run;          // the run's folder
-  bool saves = true;        // it writes checkpoints, which all hosts must see
-  int64_t hosts = 1;        // at most
+  std::string layout;  // "fsdp=8,tp=2"
+  std::string run;     // the run's folder
+  bool saves = true;   // it writes checkpoints, which all hosts must see
+  std::string remote;  // its checkpoints' object storage; empty: none
+  bool object_storage = false;  // checkpoints, data or weights are on some
+  int64_t hosts = 1;            // at most
   int64_t least_hosts = 0;  // above 0: hosts come and go, and so few suffice
   /// The fewest of them for which a layout fits; `least_hosts` or more.
   int64_t fewest_that_fit = 0;
@@ -103,9 +105,12 @@ SchemaCheck check_schemas(
 std::string
 send_command(Engine engine, const Settings& settings, const std::string& file);
 
-/// The command that makes the job's secret; empty when it needs none, or has it
-/// in its manifests.
-std::string secret_command(
+/// A secret that the job needs and that is not in its manifests.
+struct NeededSecret {
+  std::string name;
+  std::string command;  // which makes it
+};
+std::vector<NeededSecret> needed_secrets(
     Engine engine, const Workload& workload, const Settings& settings);
 
 }  // namespace echelon::deploy

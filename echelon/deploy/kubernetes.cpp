@@ -384,12 +384,24 @@ std::string manifest_text(
   text += comment("Memory of a pod: " + workload.memory_parts);
   text += comment("Time to end: " + workload.grace_parts);
   if (settings.volume.empty()) {
-    text += comment("The run's folder is lost with the pod: see --volume.");
+    text += comment(
+        workload.remote.empty()
+            ? "The run's folder is lost with the pod: see --volume, or "
+              "[checkpoint] remote."
+            : format(
+                  "The run's folder is lost with the pod; the next one resumes "
+                  "from what is in {}.",
+                  workload.remote));
   }
-  const std::string secret = secret_command(engine, workload, settings);
-  if (!secret.empty()) {
+  if (!workload.remote.empty()) {
+    text += comment(format(
+        "The time to end must also suffice to upload the checkpoint to {}: see "
+        "--save-seconds.",
+        workload.remote));
+  }
+  for (const auto& secret : needed_secrets(engine, workload, settings)) {
     text += comment("The job needs a secret, which is made once by:");
-    text += "#   " + secret + "\n";
+    text += "#   " + secret.command + "\n";
   }
   bool first = true;
   for (const auto& [why, object] : manifests(engine, workload, settings)) {
@@ -418,18 +430,31 @@ SchemaCheck check_schemas(
   return checked;
 }
 
-std::string secret_command(
+std::vector<NeededSecret> needed_secrets(
     Engine engine, const Workload& workload, const Settings& settings) {
-  if (!is_kubernetes(engine) || workload.hosts == 1 ||
-      !settings.token.empty()) {
-    return "";
+  std::vector<NeededSecret> needed;
+  if (!is_kubernetes(engine)) return needed;
+  const std::string in =
+      settings.name_space.empty() ? "" : " -n " + settings.name_space;
+  // As an argument a secret could be read by all users of this host.
+  if (workload.hosts > 1 && settings.token.empty()) {
+    const std::string name = settings.name + "-token";
+    needed.push_back(
+        {name, format(
+                   "openssl rand -hex 32 | tr -d '\\n' | kubectl create secret "
+                   "generic {}{} --from-file=token=/dev/stdin",
+                   name, in)});
   }
-  // As an argument the secret could be read by all users of this host.
-  return format(
-      "openssl rand -hex 32 | tr -d '\\n' | kubectl create secret generic "
-      "{}-token{} --from-file=token=/dev/stdin",
-      settings.name,
-      settings.name_space.empty() ? "" : " -n " + settings.name_space);
+  // The keys and the address that this shell has.
+  if (workload.object_storage) {
+    const std::string name = settings.name + "-storage";
+    needed.push_back(
+        {name, format(
+                   "env | grep ^AWS_ | kubectl create secret generic {}{} "
+                   "--from-env-file=/dev/stdin",
+                   name, in)});
+  }
+  return needed;
 }
 
 }  // namespace echelon::deploy

@@ -179,6 +179,10 @@ Json pod_template(
            {{"secretKeyRef",
              {{"name", settings.name + "-token"}, {"key", "token"}}}}}}});
   }
+  if (workload.object_storage) {
+    container["envFrom"] =
+        Json::array({{{"secretRef", {{"name", settings.name + "-storage"}}}}});
+  }
   Json ports = Json::array();
   if (workload.hosts > 1) {
     ports.push_back({{"name", "launcher"}, {"containerPort", kMasterPort}});

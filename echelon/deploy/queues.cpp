@@ -9,7 +9,7 @@
 namespace echelon::deploy {
 namespace {
 
-// Of one device, in the share that this job's hosts have for each rank.
+// What this job's hosts have for each rank is taken for the share of a device.
 int64_t cores_of_device(const Workload& workload) {
   return std::max<int64_t>(
       1, workload.cores_per_host / workload.ranks_per_host);

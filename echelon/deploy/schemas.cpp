@@ -31,13 +31,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Of Kubernetes itself: "source", and "definitions" by name.
+// The file of Kubernetes itself has "source", and "definitions" by name.
 const Json& kubernetes() {
   static const Json file = Json::parse(schemas::kubernetes_json);
   return file;
 }
 
-// Of the other projects: "source", "apiVersion", "kind", "scope" and "schema".
+// Those of the other projects have "source", "apiVersion", "kind", "scope" and
+// "schema".
 const std::map<std::string, Json>& files_of_kinds() {
   static const auto files = [] {
     std::map<std::string, Json> made;
@@ -191,7 +192,7 @@ std::vector<std::string> schema_problems(const Json& object) {
     return problems;
   }
   const Json& file = known->second;
-  if (object.value("apiVersion", "") != file["apiVersion"]) {
+  if (object.value("apiVersion", "") != file["apiVersion"].get<std::string>()) {
     problems.push_back(format(
         "apiVersion: is {}, but the schema is of {}",
         object.value("apiVersion", ""), file["apiVersion"].get<std::string>()));

@@ -171,7 +171,9 @@ Engine from_slurm_batch(const GetVariable& get) {
   // "4(x2)", or "4": the same on all nodes. Slurm says 1 where nobody asked.
   const std::string tasks = get("SLURM_TASKS_PER_NODE").value_or("");
   const std::string each = tasks.substr(0, tasks.find('('));
-  if (tasks.find(',') == std::string::npos && !each.empty() && each != "1") {
+  if (tasks.find(',') != std::string::npos) {
+    engine.uneven = tasks;
+  } else if (!each.empty() && each != "1") {
     engine.num_ranks = count_of("SLURM_TASKS_PER_NODE", each, 1);
   }
   return engine;

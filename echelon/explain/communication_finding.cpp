@@ -22,12 +22,6 @@ struct Traffic {
   double seconds = 0;  // in which one is in flight, hidden or exposed
 };
 
-bool is_along(const std::string& axis, const std::string& name) {
-  if (name == "dp") return axis == "dp_replicate" || axis == "data";
-  if (name == "fsdp") return axis == "dp_shard";
-  return axis == name;
-}
-
 Traffic traffic_along(const Evidence& evidence, const std::string& name) {
   const std::set<int64_t> steps(
       evidence.times.steps.begin(), evidence.times.steps.end());
@@ -38,7 +32,7 @@ Traffic traffic_along(const Evidence& evidence, const std::string& name) {
     std::vector<timeline::Interval> in_flight;
     for (const timeline::Span* span : activity.spans) {
       if (span->kind != timeline::SpanKind::communication ||
-          !is_along(span->axis, name)) {
+          axis_of_group(span->axis) != name) {
         continue;
       }
       traffic.calls += 1;

@@ -224,7 +224,7 @@ find_stragglers(const Evidence& evidence, const Work& work) {
     found.settings = {format("train.rank_batch=[{}]", list)};
     found.gain = std::clamp((division->now - division->then) / step, 0.0, 1.0);
     found.reason.fix += format(
-        " If it stays slow, give it fewer samples: of batches of {}, the "
+        " If it stays slow, give it fewer samples: with batches of {}, the "
         "slowest rank computes for {} of a step instead of {}. On CPUs, "
         "train.rebalance_every = 20 does this while the run trains.",
         list, format_seconds(division->then), format_seconds(division->now));

@@ -92,16 +92,9 @@ calls_of(const timeline::Timeline& timeline, Groups& groups) {
   return calls;
 }
 
-// Axes by their names on the command line. The innermost, which each layer
-// waits for, is first. "world", along which a step's sums are shared, is left
-// out.
-struct NamedAxis {
-  const char* axis;
-  const char* name;
-};
-constexpr NamedAxis kNamedAxes[] = {
-    {"tp", "tp"},         {"ep", "ep"},           {"cp", "cp"},
-    {"dp_shard", "fsdp"}, {"dp_replicate", "dp"}, {"data", "dp"}};
+// The innermost axis, which each layer waits for, is first. "world", along
+// which a step's sums are shared, is left out.
+constexpr const char* kAxesInside[] = {"tp", "ep", "cp", "fsdp", "dp"};
 
 void add(RankTimes& sum, const RankTimes& one, double weight) {
   constexpr double RankTimes::*kFields[] = {
@@ -185,9 +178,9 @@ class Sorter {
     // wait for the stages that end last.
     if (pipeline_) times.for_stages += take(world);
     times.for_ranks += take(for_others);
-    for (const auto& [axis, name] : kNamedAxes) {
+    for (const char* axis : kAxesInside) {
       if (const double time = take(calls(place, axis)); time > 0) {
-        times.communication[name] += time;
+        times.communication[axis] += time;
       }
     }
     if (const double time = take(received(place)); time > 0) {
@@ -215,8 +208,9 @@ class Sorter {
 
   timeline::Intervals
   calls(const RankStep& place, const std::string& axis) const {
-    return calls_that(
-        place, [&](const timeline::Span& span) { return span.axis == axis; });
+    return calls_that(place, [&](const timeline::Span& span) {
+      return axis_of_group(span.axis) == axis;
+    });
   }
 
   // From when a message could be sent (trim_receives) until it arrived.
@@ -245,6 +239,11 @@ std::map<int32_t, int32_t> first_stages(const timeline::Timeline& timeline) {
 }
 
 }  // namespace
+
+std::string axis_of_group(const std::string& group) {
+  if (group == "dp_shard") return "fsdp";
+  return group == "dp_replicate" || group == "data" ? "dp" : group;
+}
 
 RankTimes shares_of(const RankTimes& times) {
   RankTimes shares;

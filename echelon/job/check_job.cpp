@@ -190,8 +190,8 @@ class Checker {
     fail(
         "layout.cp",
         "context = \"ulysses\" gives each of these ranks a head, but the model "
-        "has heads={}{}; set context = \"ring\" or \"all_gather\", which need "
-        "none, or cp of at most {}",
+        "has heads={}{}; set context = \"ring\" or \"all_gather\", which take "
+        "any number of heads, or cp of at most {}",
         shape.heads,
         job_.layout.tp > 1
             ? format(", {} for a rank of tp={}", heads, job_.layout.tp)
@@ -436,7 +436,8 @@ class Checker {
     if (job_.comm.device == DeviceKind::cuda) {
       fail(
           "train.rebalance_every",
-          "what a rank works is measured on CPUs, and device is \"cuda\"; set "
+          "how long a rank works is measured on CPUs, and device is \"cuda\"; "
+          "set "
           "rank_batch, as `echelon explain` says after a run, or leave it out");
     }
     if (!job_.model.name.starts_with("resnet")) return;

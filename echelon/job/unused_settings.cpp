@@ -21,6 +21,7 @@ class UnusedSettings {
     find_data();
     find_reduction();
     find_precision();
+    find_checkpoint();
     return std::move(warnings_);
   }
 
@@ -99,9 +100,11 @@ class UnusedSettings {
     unless(
         job_.layout.data_ranks() > 1, "with one data-parallel rank",
         {"train.rebalance_every"});
-    const bool sharded = job_.layout.dp_shard > 1;
+    const int64_t sharers = job_.layout.dp_shard * job_.layout.cp;
+    const bool sharded = shards_parameters(job_) && sharers > 1;
     const std::string no_shards =
-        "without sharded data parallelism (fsdp is 1)";
+        sharers > 1 ? "where parameters are not sharded (fsdp is 1)"
+                    : "without sharded data parallelism (fsdp is 1)";
     unless(sharded, no_shards, {"shard.stage"});
     unless(
         sharded && job_.shard.stage == 3,
@@ -177,6 +180,14 @@ class UnusedSettings {
         sums ? format("where gradients are in {} already", computed)
              : "with 1 data-parallel rank",
         {"precision.reduce"});
+  }
+
+  void find_checkpoint() {
+    if (job_.checkpoint.remote.empty() || saves(job_.checkpoint)) return;
+    warnings_.push_back(
+        document_.where("checkpoint.remote") +
+        ": nothing is uploaded there, as the run saves nothing; set at_end = "
+        "true, every_steps or every_minutes");
   }
 
   const Job& job_;

@@ -36,7 +36,7 @@ constexpr const char* kVariable = "ECHELON_FORK_SERVER=";
 constexpr const char* kMasterVariable = "ECHELON_MASTER_FD=";
 constexpr size_t kMostFiles = 6;
 constexpr int kMostWaitMs = 60'000;
-// What a rank's variables may be longer than the server's.
+// So many bytes a rank's variables may be longer than the server's.
 constexpr size_t kRoom = 4096;
 
 // Strings one after the other, each ended by a NUL, which none can hold.

@@ -33,8 +33,8 @@ class HangWatch {
   struct Hang {
     int rank = 0;  // of this host, from 0: the one that the others wait for
     std::string text;
-    /// That the rank has issued; -1: whatever the other hosts' ranks do, this
-    /// one hangs.
+    /// How many the rank has issued; -1: whatever the other hosts' ranks do,
+    /// this one hangs.
     int64_t collectives = -1;
   };
 

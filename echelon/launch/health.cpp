@@ -80,10 +80,10 @@ void look_at_memory(const HostNeeds& needs, const Tell& tell) {
 
 void look_at_gpus(const HostNeeds& needs, const Tell& tell) {
   if (!needs.gpus) return;
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  const auto gpus = cluster::Nvml().health(
-      visible == nullptr ? std::nullopt : std::optional<std::string>(visible));
-  for (const auto& gpu : gpus) {
+  auto visible = needs.visible_gpus;
+  const char* own = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!visible && own != nullptr) visible = own;
+  for (const auto& gpu : cluster::Nvml().health(visible)) {
     const auto say = [&](const std::string& text, bool final = false) {
       tell(format("GPU {} {}", gpu.index, text), final);
     };

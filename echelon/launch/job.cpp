@@ -588,13 +588,13 @@ std::string Job::drain() {
   return "done: the state is saved, and the other hosts go on";
 }
 
-// "4", or "4 CUDA_VISIBLE_DEVICES=GPU-…,GPU-…" from who gives devices away. The
-// ranks end as after SIGTERM, so that they save. The next generation has the
-// other number.
+// "4", or "4 CUDA_VISIBLE_DEVICES=GPU-…,GPU-… …" with variables of the ranks,
+// from who gives devices away. The ranks end as after SIGTERM, so that they
+// save. The next generation has the other number.
 std::string Job::begin_resize(const std::string& request) {
   std::istringstream words(request);
-  std::string number, devices;
-  words >> number >> devices;
+  std::string number;
+  words >> number;
   if (!hosts_.alone()) {
     return "refused: it is on several hosts; start the command on one more, or "
            "drain one";
@@ -609,8 +609,11 @@ std::string Job::begin_resize(const std::string& request) {
   } catch (const Error& error) {
     return format("refused: {}", error.what());
   }
-  if (const size_t equals = devices.find('='); equals != std::string::npos) {
-    resize_->devices = {devices.substr(0, equals), devices.substr(equals + 1)};
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    if (equals == std::string::npos) continue;
+    resize_->devices.emplace_back(
+        word.substr(0, equals), word.substr(equals + 1));
   }
   launcher_.board.stop_training();
   obey(policy_.on_remote_stop(SIGTERM));

@@ -39,7 +39,7 @@ struct LauncherState {
   std::optional<ControlSocket> control;
   std::optional<pid_t> helper;  // of LaunchOptions::on_met
   monitoring::JobBoard& board;
-  // Of LaunchOptions::metrics; -1: none.
+  // The processes of LaunchOptions::metrics; -1: none.
   pid_t exporter = -1;
   pid_t status_writer = -1;
   /// When the ranks were told to end for a change, or the new ones started
@@ -66,8 +66,8 @@ class Job {
   struct Resize {
     int num_ranks;
     std::string layout;
-    /// The variable that shows the ranks their devices, where these change.
-    std::optional<std::pair<std::string, std::string>> devices;
+    /// What shows the ranks their devices; empty: these stay.
+    Variables devices;
   };
   const std::optional<Resize>& resize() const { return resize_; }
   /// Whether the ranks were told to end so that hosts can come or leave.

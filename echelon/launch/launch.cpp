@@ -41,12 +41,6 @@ constexpr std::chrono::milliseconds kLeastHang{3000};
 // From the end of a wait to the next word to the other hosts.
 constexpr std::chrono::seconds kBetween{5};
 
-// `about`: on several hosts it may be one copy off. The ranks print it exactly.
-std::string from_step(int64_t step, bool about) {
-  if (step <= 0) return ", from the start";
-  return format(", from {}step {}", about ? "about " : "", step);
-}
-
 std::string line_of(const Cause& cause) {
   const std::string line = cause.text.substr(0, cause.text.find('\n'));
   return cause.rank < 0 ? line : format("rank {}: {}", cause.rank, line);
@@ -66,6 +60,9 @@ std::vector<HealthFinding>
 look_at_host(const LaunchOptions& options, const HealthBefore& before) {
   HostNeeds needs = options.host;
   if (needs.folder.empty()) needs.folder = options.log_dir;
+  for (const auto& [name, value] : options.environment) {
+    if (name == "CUDA_VISIBLE_DEVICES") needs.visible_gpus = value;
+  }
   return look_at_host(needs, before);
 }
 
@@ -104,177 +101,240 @@ monitoring::RestartReason reason_of(const Cause& cause, bool hung) {
 struct BeforeResize {
   int num_ranks;
   std::optional<int64_t> step;
-  std::optional<std::pair<std::string, std::string>> devices;
+  Variables devices;
 };
 
 // Runs generation after generation until one ends the job.
-int run_job(
+class Generations {
+ public:
+  Generations(
+      const LaunchOptions& options, Hosts hosts, const HealthBefore& at_start,
+      monitoring::JobBoard& board, pid_t exporter, pid_t status_writer);
+  /// Returns the job's exit code.
+  int run();
+
+ private:
+  std::optional<JobStart> next_start(int number);
+  std::optional<int> after(Job& job, Outcome outcome);
+  bool resize(Job& job, Outcome& outcome);
+  void look_for_reasons(Job& job, Restarts::Decision& decision);
+  bool undo_resize(Job& job);
+  int end(int exit_code);
+  void say_layout(Job& job);
+  std::string from_step() const;
+
+  const LaunchOptions& options_;
+  Hosts hosts_;
+  const HealthBefore& at_start_;
+  LauncherState launcher_;
+  Restarts restarts_;
+  const std::string name_ = random_job_id();
+  LaunchOptions own_;  // of the generation
+  // The last step that the next generation would not repeat; none: not known.
+  std::optional<int64_t> step_;
+  // Doubled by each hang, which may have been none.
+  std::chrono::milliseconds least_hang_ = kLeastHang;
+  std::vector<std::string> failures_;
+  std::optional<BeforeResize> before_;
+  std::string layout_;  // of a job on one host; empty: the command's
+  Variables devices_;   // of resizes
+};
+
+Generations::Generations(
     const LaunchOptions& options, Hosts hosts, const HealthBefore& at_start,
-    monitoring::JobBoard& board, pid_t exporter, pid_t status_writer) {
-  const auto last_step = [&]() -> std::optional<int64_t> {
-    if (!options.last_step) return std::nullopt;
-    return options.last_step();
-  };
-  LauncherState launcher{
-      .board = board, .exporter = exporter, .status_writer = status_writer};
+    monitoring::JobBoard& board, pid_t exporter, pid_t status_writer)
+    : options_(options),
+      hosts_(std::move(hosts)),
+      at_start_(at_start),
+      launcher_{
+          .board = board, .exporter = exporter, .status_writer = status_writer},
+      restarts_(options.max_restarts, options.least_nodes > 0),
+      own_(options) {
   try {
     const std::string socket = options.control ? options.control() : "";
-    if (!socket.empty()) launcher.control.emplace(socket);
+    if (!socket.empty()) launcher_.control.emplace(socket);
   } catch (const ConfigError& error) {
     std::cerr << "warning: `echelon job` cannot reach this job: "
               << error.what() << "\n";
   }
   // A host that waits for others, or as a spare, has loaded the program.
-  if (!hosts.alone() && options.fork_ranks) {
-    launcher.forks.warm(
+  if (!hosts_.alone() && options.fork_ranks) {
+    launcher_.forks.warm(
         {.path = find_program(options.command[0]),
          .command = options.command,
          .environment = own_environment(),
-         .signal_mask = launcher.signals.mask_before()});
+         .signal_mask = launcher_.signals.mask_before()});
   }
-  Restarts restarts(options.max_restarts, options.least_nodes > 0);
-  const auto may_restart = [&] {
-    return restarts.left(FailureKind::program) ||
-           restarts.left(FailureKind::outside);
-  };
-  LaunchOptions own = options;
-  // Doubled by each hang, which may have been none.
-  auto least_hang = kLeastHang;
-  std::vector<std::string> failures;
-  std::optional<BeforeResize> before;
-  std::string layout;  // of a job on one host; empty: the command's
-  std::optional<std::pair<std::string, std::string>> devices;  // of resizes
-  const std::string name = random_job_id();
-  const auto end = [&](int exit_code) {
-    hosts.finish(exit_code);
-    return exit_code;
-  };
-  for (int generation = 0;; ++generation) {
-    std::optional<JobStart> start;
-    if (hosts.alone()) {
-      hosts = Hosts();
-      start = start_alone(own);
-      start->place.job = name;
-      start->place.generation = generation;
-      start->may_restart = may_restart();
-      start->layout = layout;
-    } else {
-      start = hosts.next(may_restart(), launcher.signals);
-      if (!start) return hosts.exit_code();
-      if (options.on_met && (!launcher.helper || has_ended(*launcher.helper))) {
-        launcher.helper =
-            options.on_met(start->place.node_address, hosts.key_for("memory"));
-      }
-    }
-    if (generation > 0 && !launcher.change_began) {
-      launcher.change_began = std::chrono::steady_clock::now();
-    }
-    if (options.use_layout && !(hosts.alone() && layout.empty())) {
-      options.use_layout(start->layout, hosts.coordinates());
-    }
-    start->place.max_restarts = options.max_restarts;
+}
+
+int Generations::run() {
+  for (int number = 0;; ++number) {
+    auto start = next_start(number);
+    if (!start) return hosts_.exit_code();
     std::optional<ProgressBoard> progress;
     std::optional<Watched> watched;
-    own.environment = options.environment;
-    if (devices) own.environment.push_back(*devices);
-    if (options.max_restarts > 0) {
-      progress.emplace(own.num_ranks);
-      own.environment.emplace_back("ECHELON_PROGRESS", progress->path());
-      watched.emplace(HangWatch(own.num_ranks, least_hang), *progress);
+    own_.environment = options_.environment;
+    own_.environment.insert(
+        own_.environment.end(), devices_.begin(), devices_.end());
+    if (options_.max_restarts > 0) {
+      progress.emplace(own_.num_ranks);
+      own_.environment.emplace_back("ECHELON_PROGRESS", progress->path());
+      watched.emplace(HangWatch(own_.num_ranks, least_hang_), *progress);
     }
     Job job(
-        own, std::move(*start), hosts, launcher, restarts,
+        own_, std::move(*start), hosts_, launcher_, restarts_,
         watched ? &*watched : nullptr);
     Outcome outcome = job.run();
-    if (job.hung()) least_hang *= 2;
-    const auto step = last_step();
-    if (outcome.cause) board.note_failure(line_of(*outcome.cause));
-    if (!hosts.coordinates()) {
-      // Another host decides. This one counts too: it may be the next to
-      // decide.
-      if (outcome.cause) {
-        restarts.on_end(outcome, step);
-        board.count_restart(reason_of(*outcome.cause, job.hung()));
-      }
-      continue;
-    }
-    const auto say_layout = [&] {
-      job.say(format(
-          "{}, {}{}", counted(own.num_ranks, "rank"), layout,
-          step ? from_step(*step, !hosts.alone()) : ""));
-    };
-    if (const auto& resize = job.resize()) {
-      before = {own.num_ranks, step, devices};
-      own.num_ranks = resize->num_ranks;
-      if (resize->devices) devices = resize->devices;
-      layout = resize->layout;
-      outcome.stopped_by = 0;  // a rank that failed meanwhile starts again
-      if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
-        board.count_restart(monitoring::RestartReason::resized);
-        say_layout();
-        continue;
-      }
-    }
-    if (job.changes_hosts()) {
-      outcome.stopped_by = 0;
-      if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
-        if (hosts.leaves()) return outcome.exit_code;  // the others regroup
-        board.count_restart(monitoring::RestartReason::hosts_changed);
-        job.say(
-            "hosts change" + (step ? from_step(*step, !hosts.alone()) : ""));
-        continue;
-      }
-    }
-    if (outcome.cause) failures.push_back(line_of(*outcome.cause));
-    Restarts::Decision decision = restarts.on_end(outcome, step);
-    if (outcome.cause && outcome.stopped_by == 0 && options.max_restarts > 0) {
-      for (const auto& [text, final] : look_at_host(options, at_start)) {
-        job.say("this host: " + text);
-        const bool restarts_here =
-            hosts.alone() && decision.verdict == Restarts::Verdict::restart;
-        if (final && restarts_here) {
-          decision = {.words = "no restart: on this host it cannot help"};
-        }
-      }
-    }
-    // So many ranks have done no step, and those before them could.
-    if (before && outcome.cause &&
-        decision.verdict != Restarts::Verdict::restart &&
-        step == before->step) {
-      own.num_ranks = before->num_ranks;
-      devices = before->devices;
-      before.reset();
-      layout = options.resize(own.num_ranks);
-      board.count_restart(monitoring::RestartReason::resized);
-      say_layout();
-      continue;
-    }
-    switch (decision.verdict) {
-      case Restarts::Verdict::end:
-        if (outcome.cause) list_failures(job, failures);
-        if (!decision.words.empty()) job.say(decision.words);
-        return end(outcome.exit_code);
-      case Restarts::Verdict::stuck:
-        list_failures(job, failures);
-        job.say(format(
-            "{} restarts in a row brought no new step, so another one would "
-            "not help",
-            Restarts::kMostWithoutProgress));
-        return end(static_cast<int>(ExitCode::do_not_requeue));
-      case Restarts::Verdict::restart:
-        board.count_restart(reason_of(*outcome.cause, job.hung()));
-        job.say(format(
-            "restart {}{}{}", decision.words,
-            step ? from_step(*step, !hosts.alone()) : "",
-            decision.wait.count() > 0
-                ? format(
-                      ", in {} s, since the last one brought no new step",
-                      decision.wait.count())
-                : ""));
-        hosts.say_busy(decision.wait + kBetween);
-        wait_for(decision.wait, launcher.signals);
+    if (const auto exit_code = after(job, std::move(outcome))) {
+      return *exit_code;
     }
   }
+}
+
+// Nothing when the job is over on this host.
+std::optional<JobStart> Generations::next_start(int number) {
+  const bool may_restart = restarts_.left(FailureKind::program) ||
+                           restarts_.left(FailureKind::outside);
+  std::optional<JobStart> start;
+  if (hosts_.alone()) {
+    hosts_ = Hosts();
+    start = start_alone(own_);
+    start->place.job = name_;
+    start->place.generation = number;
+    start->may_restart = may_restart;
+    start->layout = layout_;
+  } else {
+    start = hosts_.next(may_restart, launcher_.signals);
+    if (!start) return start;
+    if (options_.on_met &&
+        (!launcher_.helper || has_ended(*launcher_.helper))) {
+      launcher_.helper =
+          options_.on_met(start->place.node_address, hosts_.key_for("memory"));
+    }
+  }
+  if (number > 0 && !launcher_.change_began) {
+    launcher_.change_began = std::chrono::steady_clock::now();
+  }
+  if (options_.use_layout && !(hosts_.alone() && layout_.empty())) {
+    options_.use_layout(start->layout, hosts_.coordinates());
+  }
+  start->place.max_restarts = options_.max_restarts;
+  return start;
+}
+
+// The job's exit code; none when another generation follows.
+std::optional<int> Generations::after(Job& job, Outcome outcome) {
+  if (job.hung()) least_hang_ *= 2;
+  if (options_.last_step) step_ = options_.last_step();
+  const auto& cause = outcome.cause;
+  if (cause) launcher_.board.note_failure(line_of(*cause));
+  if (!hosts_.coordinates()) {
+    // Another host decides. This one counts too: it may be the next to decide.
+    if (cause) {
+      restarts_.on_end(outcome, step_);
+      launcher_.board.count_restart(reason_of(*cause, job.hung()));
+    }
+    return std::nullopt;
+  }
+  if (job.resize() && resize(job, outcome)) return std::nullopt;
+  if (job.changes_hosts()) {
+    outcome.stopped_by = 0;
+    if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
+      if (hosts_.leaves()) return outcome.exit_code;  // the others regroup
+      launcher_.board.count_restart(monitoring::RestartReason::hosts_changed);
+      job.say("hosts change" + from_step());
+      return std::nullopt;
+    }
+  }
+  if (cause) failures_.push_back(line_of(*cause));
+  Restarts::Decision decision = restarts_.on_end(outcome, step_);
+  if (cause && outcome.stopped_by == 0 && options_.max_restarts > 0) {
+    look_for_reasons(job, decision);
+  }
+  if (cause && decision.verdict != Restarts::Verdict::restart &&
+      undo_resize(job)) {
+    return std::nullopt;
+  }
+  switch (decision.verdict) {
+    case Restarts::Verdict::end:
+      if (cause) list_failures(job, failures_);
+      if (!decision.words.empty()) job.say(decision.words);
+      return end(outcome.exit_code);
+    case Restarts::Verdict::stuck:
+      list_failures(job, failures_);
+      job.say(format(
+          "{} restarts in a row brought no new step, so another one would not "
+          "help",
+          Restarts::kMostWithoutProgress));
+      return end(static_cast<int>(ExitCode::do_not_requeue));
+    case Restarts::Verdict::restart:
+      break;
+  }
+  launcher_.board.count_restart(reason_of(*cause, job.hung()));
+  job.say(format(
+      "restart {}{}{}", decision.words, from_step(),
+      decision.wait.count() > 0
+          ? format(
+                ", in {} s, since the last one brought no new step",
+                decision.wait.count())
+          : ""));
+  hosts_.say_busy(decision.wait + kBetween);
+  wait_for(decision.wait, launcher_.signals);
+  return std::nullopt;
+}
+
+// Somebody asked for other ranks. Whether they start at once: those before them
+// have saved.
+bool Generations::resize(Job& job, Outcome& outcome) {
+  before_ = {own_.num_ranks, step_, devices_};
+  own_.num_ranks = job.resize()->num_ranks;
+  if (!job.resize()->devices.empty()) devices_ = job.resize()->devices;
+  layout_ = job.resize()->layout;
+  outcome.stopped_by = 0;  // a rank that failed meanwhile starts again
+  if (outcome.exit_code != static_cast<int>(ExitCode::preempted)) return false;
+  say_layout(job);
+  return true;
+}
+
+// Says what is wrong with this host, where it may be why the ranks failed.
+void Generations::look_for_reasons(Job& job, Restarts::Decision& decision) {
+  for (const auto& [text, final] : look_at_host(own_, at_start_)) {
+    job.say("this host: " + text);
+    if (final && hosts_.alone() &&
+        decision.verdict == Restarts::Verdict::restart) {
+      decision = {.words = "no restart: on this host it cannot help"};
+    }
+  }
+}
+
+// Whether the job goes on with the ranks before a resize: those after it have
+// done no step.
+bool Generations::undo_resize(Job& job) {
+  if (!before_ || step_ != before_->step) return false;
+  own_.num_ranks = before_->num_ranks;
+  devices_ = before_->devices;
+  before_.reset();
+  layout_ = options_.resize(own_.num_ranks);
+  say_layout(job);
+  return true;
+}
+
+int Generations::end(int exit_code) {
+  hosts_.finish(exit_code);
+  return exit_code;
+}
+
+void Generations::say_layout(Job& job) {
+  launcher_.board.count_restart(monitoring::RestartReason::resized);
+  job.say(format(
+      "{}, {}{}", counted(own_.num_ranks, "rank"), layout_, from_step()));
+}
+
+// On several hosts it may be one copy off. The ranks print it exactly.
+std::string Generations::from_step() const {
+  if (!step_) return "";
+  if (*step_ <= 0) return ", from the start";
+  return format(", from {}step {}", hosts_.alone() ? "" : "about ", *step_);
 }
 
 }  // namespace
@@ -299,9 +359,10 @@ int run(const LaunchOptions& options) {
   const monitoring::StatusWriter status(options.metrics, board);
   const bool alone = options.num_nodes == 1 && !options.joins;
   try {
-    const int exit_code = run_job(
+    Generations generations(
         options, alone ? Hosts() : Hosts::meet(options), at_start, board,
         exporter ? exporter->pid() : -1, status.pid());
+    const int exit_code = generations.run();
     board.end(exit_code);
     return exit_code;
   } catch (const Error& error) {

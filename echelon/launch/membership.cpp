@@ -38,7 +38,7 @@ using std::chrono::steady_clock;
 
 // Raised when the launchers' messages change.
 constexpr int kProtocol = 3;
-// Of one message.
+// The members in one message.
 constexpr size_t kMostMembers = 256;
 // How long hosts beyond the least number are waited for at the start.
 constexpr milliseconds kLastCall{3000};

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "echelon/authentication/key.h"
+#include "echelon/environment/rank_environment.h"
 #include "echelon/monitoring/exporter.h"
 
 namespace echelon::launch {
@@ -31,6 +32,8 @@ struct HostNeeds {
   double memory_bytes = 0;  // of all ranks of the host
   double disk_bytes = 0;    // for one checkpoint
   bool gpus = true;         // its ranks may use some
+  /// Their CUDA_VISIBLE_DEVICES; none: the launcher's own.
+  std::optional<std::string> visible_gpus;
 };
 
 struct LaunchOptions {
@@ -71,7 +74,7 @@ struct LaunchOptions {
   std::chrono::milliseconds grace = std::chrono::seconds(5);
 
   /// Added to every rank's environment; wins over the launcher's variables.
-  std::vector<std::pair<std::string, std::string>> environment;
+  Variables environment;
 
   /// True when the program is known to take ECHELON_MASTER_FD (see
   /// rank_environment.h): then the socket listens before any rank starts, and

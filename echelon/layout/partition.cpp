@@ -50,7 +50,7 @@ void check_counts(size_t layers, size_t slices) {
 }
 
 void check_speeds(const std::vector<double>& speeds, size_t slices) {
-  if (speeds.size() != 0 && speeds.size() != slices) {
+  if (!speeds.empty() && speeds.size() != slices) {
     throw ConfigError(format(
         "{} for {}; give one for each, or none",
         counted(speeds.size(), "speed"), counted(slices, "slice")));

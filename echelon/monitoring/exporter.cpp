@@ -46,7 +46,6 @@ Exporter::Exporter(const ExporterOptions& options, const JobBoard& board) {
   Listening listening = listen_at(options.address, "--metrics-address");
   url_ = format("http://{}{}", listening.address, kPath);
   is_loopback_ = listening.loopback;
-  // The ranks come first.
   pid_ = start_side_process("echelon-metrics", listening.socket.fd(), [&] {
     serve(std::move(listening.socket), options, board);
   });

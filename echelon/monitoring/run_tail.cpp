@@ -13,6 +13,7 @@
 
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/error.h"
+#include "echelon/monitoring/growing_file.h"
 #include "echelon/text/file_descriptor.h"
 
 namespace echelon::monitoring {
@@ -21,22 +22,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMostLines = 4096;           // that are known by their text
-constexpr int64_t kMostBytes = 1 << 20;       // read at once; no line has more
 constexpr int64_t kMostOfBefore = 256 << 10;  // of what was there at first
-
-std::string read_at(int file, int64_t begin, int64_t size) {
-  std::string text(static_cast<size_t>(std::max<int64_t>(0, size)), '\0');
-  size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t count = ::pread(
-        file, text.data() + done, text.size() - done,
-        static_cast<off_t>(begin) + static_cast<off_t>(done));
-    if (count <= 0) break;
-    done += static_cast<size_t>(count);
-  }
-  text.resize(done);
-  return text;
-}
 
 // JSON has no NaN: such a figure is null, and KEY_is says which it is.
 std::optional<double> get(const json& line, const std::string& key) {
@@ -81,17 +67,11 @@ void RunTail::poll() {
     read_ = line == std::string::npos ? before_
                                       : begin + static_cast<int64_t>(line) + 1;
   }
-  while (read_ < size) {
-    const int64_t most = std::min(size - read_, kMostBytes);
-    const auto text = read_at(file.fd(), read_, most);
-    const size_t end = text.rfind('\n');
-    if (end == std::string::npos) {
-      // No line has so many bytes: this is no file of metrics.
-      if (static_cast<int64_t>(text.size()) == kMostBytes) read_ += kMostBytes;
-      break;
-    }
-    take(std::string_view(text).substr(0, end + 1));
-  }
+  read_ = read_lines(
+      file.fd(), read_, size, [&](int64_t begin, std::string_view lines) {
+        read_ = begin;
+        take(lines);
+      });
 }
 
 void RunTail::forget_lost_lines(int file, int64_t size) {

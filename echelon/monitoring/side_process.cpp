@@ -27,7 +27,8 @@ void keep_only(int kept) {
 }  // namespace
 
 pid_t start_side_process(
-    const char* name, int kept, const std::function<void()>& work) {
+    const char* name, int kept, const std::function<void()>& work,
+    ParentEnd end) {
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) {
@@ -36,19 +37,22 @@ pid_t start_side_process(
   }
   if (pid > 0) return pid;
   setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
   prctl(PR_SET_NAME, name);
-  if (::getppid() != parent) _exit(0);
+  if (end == ParentEnd::ends_it) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) _exit(0);
+  }
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
-  setpriority(PRIO_PROCESS, 0, 10);
+  setpriority(PRIO_PROCESS, 0, 10);  // the ranks come first
   keep_only(kept);
   try {
     work();
   } catch (const std::exception&) {
+    _exit(1);
   }
-  _exit(1);
+  _exit(0);
 }
 
 }  // namespace echelon::monitoring

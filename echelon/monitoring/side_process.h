@@ -8,12 +8,16 @@
 
 namespace echelon::monitoring {
 
-/// Starts a process that does `work`, which does not return. It ends with this
-/// one, which may have no other thread now; it is under `name` in lists of
-/// processes, gets no signal of a terminal, and has a lower priority. Of this
-/// process's files it has the one that is `kept` alone. Throws Error when the
-/// system refuses.
+/// What becomes of a side process when the one that started it ends.
+enum class ParentEnd { ends_it, leaves_it };
+
+/// Starts a process that does `work`, and ends when that returns. This one may
+/// have no other thread now. The process is under `name` in lists of processes,
+/// gets no signal of a terminal, and has a lower priority. Of this process's
+/// files it has the one that is `kept` alone. Throws Error when the system
+/// refuses.
 pid_t start_side_process(
-    const char* name, int kept, const std::function<void()>& work);
+    const char* name, int kept, const std::function<void()>& work,
+    ParentEnd end = ParentEnd::ends_it);
 
 }  // namespace echelon::monitoring

@@ -1,24 +1,20 @@
 #include "echelon/monitoring/status_writer.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <map>
 #include <utility>
 
 #include "echelon/error.h"
 #include "echelon/monitoring/observer.h"
 #include "echelon/monitoring/run_status.h"
+#include "echelon/monitoring/side_process.h"
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
 
@@ -116,17 +112,13 @@ class Writer {
 
   void run(int from) {
     pollfd file{from, POLLIN, 0};
-    for (;;) {
+    do {
       write(/*lost=*/false);
       each_minute();
-      const int ready = poll(&file, 1, static_cast<int>(kBeat.count()));
-      if (ready > 0 && (file.revents & POLLIN) != 0) break;
-      if (::getppid() != launcher_ || (ready > 0 && file.revents != 0)) {
-        write(/*lost=*/true);
-        return remove_text();
-      }
-    }
-    write(/*lost=*/false);
+    } while (poll(&file, 1, static_cast<int>(kBeat.count())) <= 0);
+    // A launcher that was killed has closed its end, which reads as no byte.
+    char word = 0;
+    write(/*lost=*/::recv(from, &word, 1, 0) != 1);
     remove_text();
   }
 
@@ -198,21 +190,6 @@ class Writer {
   steady_clock::time_point minute_ = steady_clock::now() + kMinute;
 };
 
-// In the process that has just been forked. Locks and sockets are held by
-// whoever has them open.
-void leave_to_itself(int kept) {
-  setpgid(0, 0);  // a terminal's Ctrl-C is not for it
-  prctl(PR_SET_NAME, "echelon-status");
-  sigset_t all;
-  sigfillset(&all);
-  sigprocmask(SIG_SETMASK, &all, nullptr);
-  setpriority(PRIO_PROCESS, 0, 10);  // the ranks come first
-  const int null = ::open("/dev/null", O_RDWR);
-  for (int fd = 0; fd <= 2; ++fd) dup2(null, fd);
-  if (kept > 3) close_range(3, static_cast<unsigned>(kept) - 1, 0);
-  close_range(static_cast<unsigned>(kept) + 1, ~0U, 0);
-}
-
 void check_text_file(const std::filesystem::path& path) {
   try {
     write_file_atomically(path, "");
@@ -234,14 +211,13 @@ StatusWriter::StatusWriter(
   FileDescriptor from(ends[0]);
   to_ = FileDescriptor(ends[1]);
   const pid_t launcher = ::getpid();
-  pid_ = ::fork();
-  if (pid_ != 0) return;  // without the process, the job goes on
-  leave_to_itself(from.fd());
   try {
-    Writer(options, board, launcher).run(from.fd());
-  } catch (const std::exception&) {
+    pid_ = start_side_process(
+        "echelon-status", from.fd(),
+        [&] { Writer(options, board, launcher).run(from.fd()); },
+        ParentEnd::leaves_it);
+  } catch (const Error&) {  // without the process, the job goes on
   }
-  _exit(0);
 }
 
 StatusWriter::~StatusWriter() {

@@ -6,6 +6,8 @@
 // configuration does.
 #include "echelon/options/bind.h"
 
+#include <algorithm>
+
 namespace echelon {
 namespace {
 
@@ -399,6 +401,17 @@ void bind(config::Section& section, TrainOptions& options) {
   section.field(
       "log_every", options.log_every, "steps between two progress lines",
       {.at_least = 1});
+  section
+      .field(
+          "log", options.log,
+          "what is written besides metrics.jsonl: \"tensorboard\", event files "
+          "in the run's folder tensorboard/")
+      .rule([&] {
+        const bool known = std::ranges::all_of(
+            options.log,
+            [](const std::string& one) { return one == "tensorboard"; });
+        return known ? "" : "is a list of \"tensorboard\" alone, or empty";
+      });
   section.field(
       "eval_every", options.eval_every,
       "steps between two evaluations; 0: each epoch", {.at_least = 0});

@@ -219,8 +219,7 @@ std::span<const config::OtherNames> other_names() {
       {"train.seed", "", "random_seed manual_seed data_seed seed_everything"},
       {"train.run", ", a folder",
        "output_dir default_root_dir save save_dir run_dir out_dir log_dir "
-       "dump_folder checkpoint_dir run_name job_name tensorboard_dir "
-       "logging_dir"},
+       "dump_folder checkpoint_dir run_name job_name logging_dir"},
       {"train.overwrite", "", "overwrite_output_dir"},
       {"train.log_every", "",
        "logging_steps log_interval log_every_n_steps steps_per_print "
@@ -229,6 +228,9 @@ std::span<const config::OtherNames> other_names() {
        "eval_steps eval_interval val_check_interval eval_freq "
        "check_val_every_n_epoch validation_freq val_interval "
        "eval_strategy"},
+      {"train.log", " = [\"tensorboard\"]",
+       "logger loggers report_to tensorboard enable_tensorboard "
+       "use_tensorboard tensorboard_dir"},
       {"train.layer_norms", "", "log_grad_norm track_grad_norm"},
       {"train.threads", "", "num_threads omp_num_threads cpu_threads"},
       {"train.compress", "",

@@ -38,8 +38,10 @@ struct TrainOptions {
   std::string run = "runs/run";  // the folder that the run writes
   bool overwrite = false;        // replace the run folder
   int64_t log_every = 10;        // steps between two lines
-  int64_t eval_every = 0;        // steps between two evaluations; 0: each epoch
-  bool layer_norms = false;      // gradient norms of each layer, with each line
+  /// What is written besides metrics.jsonl: "tensorboard".
+  std::vector<std::string> log;
+  int64_t eval_every = 0;    // steps between two evaluations; 0: each epoch
+  bool layer_norms = false;  // gradient norms of each layer, with each line
   int64_t threads = 0;  // compute threads per rank; 0: the job's cores / ranks
   Compression compress = Compression::none;
   int64_t powersgd_rank = 1;        // rank of the approximation

@@ -50,7 +50,7 @@ std::string metric_page(const PoolFigures& pool) {
     add("over_quota", std::max<int64_t>(0, one.in_use - one.guaranteed));
     add("fair_share", one.fair_share);
   }
-  // Of those that take jobs; figures of their parents would count them twice.
+  // Parents take no jobs; their figures would count their projects' twice.
   const auto each = [&](const char* name, const auto& write) {
     page.begin(name);
     for (const auto& one : pool.projects) {

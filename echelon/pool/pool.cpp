@@ -82,11 +82,15 @@ command_for(std::vector<std::string> command, size_t devices) {
 // In the thread that talks to a job.
 template <class Outcome>
 Outcome ask_for_size(
-    const std::string& control, size_t count, const std::string& variables,
-    uid_t user) {
+    const std::string& control, const std::vector<std::string>& devices,
+    bool gpus, uid_t user) {
   using Clock = std::chrono::steady_clock;
   const auto began = Clock::now();
-  const std::string request = format("resize {} {}", count, variables);
+  const size_t count = devices.size();
+  std::string request = format("resize {}", count);
+  for (const auto& [name, value] : variables_of(gpus, devices)) {
+    request += format(" {}={}", name, value);
+  }
   bool sent = false;
   try {
     while (Clock::now() - began < (sent ? kResizes : kListens)) {
@@ -607,14 +611,12 @@ void Pool::change_size(Live& live) {
     save({&claimed});
     job = claimed;
   }
-  const auto variables = variables_of(devices_.gpus, live.wanted);
   std::promise<Outcome> promise;
   live.resize = promise.get_future();
-  std::thread([promise = std::move(promise), control,
-               count = live.wanted.size(),
-               text = variables[0].first + "=" + variables[0].second,
+  std::thread([promise = std::move(promise), control, devices = live.wanted,
+               gpus = devices_.gpus,
                user = static_cast<uid_t>(job.user)]() mutable {
-    promise.set_value(ask_for_size<Outcome>(control, count, text, user));
+    promise.set_value(ask_for_size<Outcome>(control, devices, gpus, user));
   }).detach();
 }
 

@@ -183,7 +183,7 @@ bool send_line(Channel& channel, std::string_view line) {
   return true;
 }
 
-// With its end; empty: none came.
+// Returns the line with its end; empty: none came.
 std::string receive_line(Channel& channel) {
   std::string line;
   char bytes[1 << 14];

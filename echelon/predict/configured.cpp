@@ -127,7 +127,7 @@ cost::Strategy configured_strategy(const Job& job) {
   }
   cost::Strategy strategy;
   strategy.layout = job.layout;
-  if (job.layout.dp_shard > 1) {
+  if (shards_parameters(job) && job.layout.dp_shard * job.layout.cp > 1) {
     strategy.zero_stage = job.shard.stage;
     strategy.unshard_once =
         job.shard.gather == Gather::step ||

@@ -11,6 +11,7 @@
 #include <limits>
 #include <optional>
 
+#include "echelon/error.h"
 #include "echelon/report/chart.h"
 #include "echelon/report/collectives.h"
 #include "echelon/report/page.h"
@@ -356,10 +357,16 @@ std::string to_html(const ReportInput& input) {
     draw_facts(page, input.facts);
     page.add("</section>");
   }
-  page.add(
-      "<footer>Written by Echelon from metrics.jsonl and timeline.json next to "
-      "this file; ui.perfetto.dev opens the timeline with every span."
-      "</footer>");
+  if (input.interim) {
+    page.add(
+        "<footer class='interim'>Written by Echelon before the end of the run, "
+        "from what its folder has.</footer>");
+  } else {
+    page.add(
+        "<footer>Written by Echelon from metrics.jsonl and timeline.json next "
+        "to this file; ui.perfetto.dev opens the timeline with every span."
+        "</footer>");
+  }
   return page_of(
       input.title, std::move(page),
       stages ? PageScript::player : PageScript::none);
@@ -367,6 +374,17 @@ std::string to_html(const ReportInput& input) {
 
 void write_report(const std::filesystem::path& path, const ReportInput& input) {
   write_file_atomically(path, to_html(input));
+}
+
+bool has_final_report(const std::filesystem::path& run) {
+  std::error_code error;
+  if (!std::filesystem::exists(run / "timeline.json", error)) return false;
+  try {
+    const std::string page = read_text_file(run / "report.html");
+    return page.find("<footer class=\"interim\">") == page.npos;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 }  // namespace echelon::report

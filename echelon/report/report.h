@@ -54,6 +54,9 @@ struct ReportInput {
   double total_seconds = 0;  // of all steps; 0: the sum of `metrics`
   /// Why the run ended, when it was not finished: "stopped by the user".
   std::string outcome;
+  /// The page is made while the run trains, or for one that died, from what its
+  /// folder has. Its trainer writes another one at the end.
+  bool interim = false;
 };
 
 /// The page stays under 500 KB for any length of run and up to 64 ranks: curves
@@ -63,5 +66,9 @@ std::string to_html(const ReportInput& input);
 
 /// Replaces the file at `path`. Throws Error when it cannot be written.
 void write_report(const std::filesystem::path& path, const ReportInput& input);
+
+/// Whether a run's folder has the page and the timeline that its trainer writes
+/// at the end. An interim page, or one that cannot be read, does not count.
+bool has_final_report(const std::filesystem::path& run);
 
 }  // namespace echelon::report

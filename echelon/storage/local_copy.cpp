@@ -4,7 +4,6 @@
 #include "echelon/storage/local_copy.h"
 
 #include <fcntl.h>
-#include <openssl/evp.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "echelon/error.h"
+#include "echelon/storage/digests.h"
 #include "echelon/storage/object_store.h"
 #include "echelon/text/file_descriptor.h"
 #include "echelon/text/format.h"
@@ -38,17 +38,6 @@ constexpr int64_t kAnnouncedBytes = int64_t{64} << 20;
       path.string(), doing, std::strerror(error)));
 }
 
-std::string hex_digest(const EVP_MD* kind, const std::string& text) {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
-  unsigned size = 0;
-  EVP_Digest(text.data(), text.size(), digest.data(), &size, kind, nullptr);
-  std::string hex;
-  for (unsigned i = 0; i < size; ++i) {
-    hex += format("{:02x}", unsigned{digest[i]});
-  }
-  return hex;
-}
-
 std::string md5_of_file(const fs::path& path) {
   const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.is_open()) refuse(path, "opening it", errno);
@@ -66,11 +55,7 @@ std::string md5_of_file(const fs::path& path) {
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
   unsigned size = 0;
   EVP_DigestFinal_ex(sum.get(), digest.data(), &size);
-  std::string hex;
-  for (unsigned i = 0; i < size; ++i) {
-    hex += format("{:02x}", unsigned{digest[i]});
-  }
-  return hex;
+  return hex_text(std::span(digest).first(size));
 }
 
 bool is_copy(const fs::path& path, const ObjectInfo& object) {
@@ -140,10 +125,10 @@ std::string local_copy(const std::string& path) {
         "neither ECHELON_CACHE, XDG_CACHE_HOME nor HOME is set; set "
         "ECHELON_CACHE to a folder where copies of objects may be kept");
   }
-  const std::string hash = hex_digest(
-      EVP_sha256(), format(
-                        "{}\n{}\n{}\n{}", store.settings().endpoint, url.text(),
-                        object->etag, object->bytes));
+  const std::string version = format(
+      "{}\n{}\n{}\n{}", store.settings().endpoint, url.text(), object->etag,
+      object->bytes);
+  const std::string hash = digest_of(EVP_sha256(), bytes_of(version));
   const fs::path folder = cache / "objects" / hash.substr(0, 32);
   std::error_code error;
   fs::create_directories(folder, error);

@@ -8,7 +8,6 @@
 //   if (!put) …  // somebody else has written it
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -19,29 +18,13 @@
 #include <string>
 #include <vector>
 
-#include "echelon/error.h"
 #include "echelon/storage/settings.h"
+#include "echelon/storage/storage_error.h"
 
 namespace echelon::storage {
 
-/// The storage refused a request, or did not answer: bucket and key, what was
-/// done, status, the storage's code and message, way out.
-class StorageError : public Error {
- public:
-  StorageError(const std::string& message, int status, std::string code)
-      : Error(message, ExitCode::data),
-        status_(status),
-        code_(std::move(code)) {}
-  int status() const { return status_; }             // 0: no answer
-  const std::string& code() const { return code_; }  // "NoSuchBucket"
-
- private:
-  int status_;
-  std::string code_;
-};
-
-/// The code of an error of ours: bytes that came are not those that were put.
-inline constexpr const char* kDamaged = "BadDigest";
+/// Requests, signed and tried again.
+class Client;
 
 struct ObjectInfo {
   std::string key;
@@ -104,42 +87,14 @@ class ObjectStore {
   download(const ObjectInfo& object, int file, const IsIntact& is_intact = {});
 
   /// Ends the requests that run, with an error, and all later ones.
-  void cancel() { cancelled_ = true; }
+  void cancel();
 
-  const S3Settings& settings() const { return settings_; }
+  const S3Settings& settings() const;
   /// "s3://BUCKET/KEY"
   std::string url(const std::string& key) const;
 
  private:
-  struct Request;
-  struct Answer;
-  struct Connections;
-
-  Answer perform(const Request& request);
-  Answer perform_or_fail(const Request& request);
-  Answer attempt(const Request& request);
-  [[noreturn]] void fail(const Request& request, const Answer& answer) const;
-  std::string way_out(const Request& request, const Answer& answer) const;
-  std::string address(const Request& request) const;
-  void back_off(int attempt) const;
-  void check_stored(
-      const Request& request, const Answer& answer,
-      std::span<const std::byte> bytes, const std::string& crc) const;
-  std::string upload_part(
-      const std::string& key, const std::string& query,
-      std::span<const std::byte> bytes, std::string& crc);
-  void complete(
-      const std::string& key, const std::string& upload, const std::string& xml,
-      int64_t bytes);
-  void for_parts(
-      int64_t bytes, int64_t part_bytes,
-      const std::function<
-          void(int64_t number, int64_t offset, std::span<std::byte>)>& work);
-
-  const std::string bucket_;
-  const S3Settings settings_;
-  std::atomic<bool> cancelled_{false};
-  std::unique_ptr<Connections> connections_;
+  std::unique_ptr<Client> client_;
 };
 
 }  // namespace echelon::storage

@@ -14,7 +14,7 @@ struct Rebalance {
   std::vector<double> seconds;  // that each rank worked in a step for them
   std::vector<int64_t> after;   // samples from now on
 
-  /// What the slowest rank works in a step.
+  /// How long the slowest rank works in a step.
   double slowest_before() const;
   /// The same after it, if a rank's time is in proportion to its samples.
   double slowest_after() const;

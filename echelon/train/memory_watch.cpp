@@ -1,5 +1,8 @@
 #include "echelon/train/memory_watch.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <fstream>
 #include <numeric>
@@ -49,6 +52,21 @@ std::optional<int64_t> available_host_bytes(const std::filesystem::path& root) {
         std::min(available, std::max<int64_t>(0, *most - *used + cache));
   }
   return available;
+}
+
+std::optional<int64_t> peak_memory(torch::Device device) {
+  if (device.is_cpu()) {
+    rusage usage{};
+    if (::getrusage(RUSAGE_SELF, &usage) != 0) return std::nullopt;
+    return int64_t{usage.ru_maxrss} * 1024;
+  }
+  auto* allocator =
+      dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (allocator == nullptr || !allocator->initialized()) return std::nullopt;
+  return allocator->getDeviceStats(device.index())
+      .reserved_bytes[static_cast<size_t>(
+          c10::CachingAllocator::StatType::AGGREGATE)]
+      .peak;
 }
 
 MemoryWatch::MemoryWatch(

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <c10/util/Exception.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -30,6 +31,10 @@ namespace echelon {
 ///   root  of the file system that has proc/ and sys/
 std::optional<int64_t>
 available_host_bytes(const std::filesystem::path& root = "/");
+
+/// The most bytes that this process has held so far: what torch's allocator has
+/// reserved on a GPU, or what was resident on the host.
+std::optional<int64_t> peak_memory(torch::Device device);
 
 /// Every rank of the world makes one at once, in the thread that trains, before
 /// the model. It borrows its arguments.

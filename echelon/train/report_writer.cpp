@@ -342,6 +342,14 @@ JobFacts facts_of(const ModelSource& source) {
   return facts;
 }
 
+predict::Configured configured_run(
+    const Job& job, const ModelSource& source, const RunLayers& layers) {
+  if (layers.counted) {
+    return predict::configured_as_counted(*layers.counted, job, job);
+  }
+  return predict::configured(job, facts_of(source));
+}
+
 // One rank alone calls it. Where nothing can be predicted it does not throw:
 // the result says why.
 report::StepPrediction predict_run_here(
@@ -360,11 +368,8 @@ report::StepPrediction predict_run_here(
   if (!here.cluster) return {.missing = here.missing};
   if (!layers.missing.empty()) return {.missing = layers.missing};
   try {
-    const predict::Configured what =
-        layers.counted
-            ? predict::configured_as_counted(*layers.counted, job, job)
-            : predict::configured(job, facts_of(source));
-    return predict::predict_step(what, *here.cluster);
+    return predict::predict_step(
+        configured_run(job, source, layers), *here.cluster);
   } catch (const std::exception& error) {  // it must not end the report
     return {.missing = std::string("Nothing is predicted: ") + error.what()};
   }
@@ -433,6 +438,29 @@ void write_own_configuration(
   if (std::filesystem::equivalent(path, job.document.name(), error)) return;
   if (std::filesystem::exists(path, error) && !own_layers) return;
   write_configuration(job, folder);
+}
+
+RunWork work_of_run(
+    const Job& job, const ModelSource& source, const World& world,
+    const RunLayers& layers) {
+  RunWork work;
+  if (!layers.missing.empty()) return work;
+  try {
+    const predict::Configured what = configured_run(job, source, layers);
+    const cost::Strategy& strategy = what.strategy;
+    const int64_t length = strategy.seq_len_or(what.model.seq_len);
+    work.step_flops = static_cast<double>(strategy.global_batch) *
+                      what.model.model_flops(length, false);
+    const predict::RunCluster here =
+        predict::cluster_of_run(world.local_size(), world.device().is_cpu());
+    if (!here.cluster) return work;
+    const cluster::Device& device = here.cluster->node_of(0).device;
+    double peak = device.peak(strategy.precision);
+    if (peak == 0) peak = device.peak(cluster::Precision::fp32);
+    work.peak_flops = peak * world.size();
+  } catch (const std::exception&) {  // it must not end the run
+  }
+  return work;
 }
 
 RunLayers count_run_layers(

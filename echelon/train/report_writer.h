@@ -44,6 +44,18 @@ RunLayers count_run_layers(
     const Job& job, const ModelSource& source, const World& world,
     bool own_layers, const std::filesystem::path& folder);
 
+/// What a step of the run computes, for its FLOPs per second and their share of
+/// the devices' peak (MFU).
+struct RunWork {
+  double step_flops = 0;  // of the model, all ranks; 0: not known
+  double peak_flops = 0;  // a second, of all devices; 0: not known
+};
+
+/// One rank alone may call it. Throws nothing: what is not known is 0.
+RunWork work_of_run(
+    const Job& job, const ModelSource& source, const World& world,
+    const RunLayers& layers);
+
 struct RunSummary {
   double seconds = 0;                        // of this process
   std::vector<timeline::StepMetrics> steps;  // rank 0

@@ -67,11 +67,19 @@ void RunLog::start_over() const {
   std::printf("the run has no checkpoint: it starts over\n");
 }
 
-void RunLog::open(int64_t total_steps) {
+void RunLog::open(int64_t total_steps, bool events) {
   metrics_ = std::make_unique<timeline::MetricsWriter>(path_);
   timeline::ProgressOptions options = timeline::progress_options_for(1);
   options.every = log_every_;
   progress_ = std::make_unique<timeline::Progress>(total_steps, options);
+  if (!events) return;
+  try {
+    events_ = std::make_unique<timeline::EventFile>(
+        path_.parent_path() / timeline::kEventFolder, world_.size());
+    events_->go_on_from(steps_, evaluations_);
+  } catch (const Error& error) {
+    message(std::string("warning: ") + error.what());
+  }
 }
 
 void RunLog::add(const timeline::StepMetrics& metrics, const StepSums& sums) {
@@ -81,6 +89,7 @@ void RunLog::add(const timeline::StepMetrics& metrics, const StepSums& sums) {
   } catch (const Error& error) {
     warn(error);
   }
+  with_events([&](auto& events) { events.append(metrics); });
   recent_.add(metrics);
   progress_->update(
       {.step = metrics.step,
@@ -104,6 +113,7 @@ void RunLog::add(const timeline::EvaluationMetrics& metrics) {
   } catch (const Error& error) {
     warn(error);
   }
+  with_events([&](auto& events) { events.append(metrics); });
   message(
       "step " + std::to_string(metrics.step) + ": " +
       timeline::to_text(metrics));
@@ -134,6 +144,7 @@ void RunLog::add(const timeline::Rollback& rollback) {
   truncate_with_warning(path_, rollback.step);
   timeline::append_rollback(path_, rollback);
   metrics_ = std::make_unique<timeline::MetricsWriter>(path_);
+  with_events([&](auto& events) { events.truncate(rollback.step); });
 }
 
 void RunLog::flush() {
@@ -142,6 +153,26 @@ void RunLog::flush() {
     warned_ = false;
   } catch (const Error& error) {
     warn(error);
+  }
+  with_events([](auto& events) { events.flush(); });
+}
+
+void RunLog::flush_or_throw() {
+  with_events([](auto& events) { events.flush(); });
+  metrics_->flush();
+}
+
+void RunLog::with_events(
+    const std::function<void(timeline::EventFile&)>& write) {
+  if (!events_) return;
+  try {
+    write(*events_);
+    warned_of_events_ = false;
+  } catch (const Error& error) {
+    if (std::exchange(warned_of_events_, true)) return;
+    message(
+        std::string("warning: ") + error.what() +
+        "; training goes on, and what is missing is written when it can be");
   }
 }
 

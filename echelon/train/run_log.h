@@ -1,9 +1,10 @@
-// What a run tells while it trains: metrics.jsonl and the progress line, both
-// written by rank 0.
+// What a run tells while it trains: metrics.jsonl, event files and the progress
+// line, all written by rank 0.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "echelon/comm/world.h"
 #include "echelon/error.h"
 #include "echelon/layout/mesh.h"
+#include "echelon/timeline/event_file.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/progress.h"
 #include "echelon/timeline/rebalance.h"
@@ -36,8 +38,10 @@ class RunLog {
   /// Empties the file of a run that was killed before its first checkpoint.
   /// Rank 0 alone calls, before open().
   void start_over() const;
-  /// From now on rank 0 writes. Rank 0 alone calls.
-  void open(int64_t total_steps);
+  /// From now on rank 0 writes; with `events` also an event file for
+  /// TensorBoard, which gets the steps of earlier processes that it lacks. Rank
+  /// 0 alone calls.
+  void open(int64_t total_steps, bool events);
 
   /// Rank 0 alone calls. Where metrics.jsonl cannot be written, as on a full
   /// disk, this warns, and the lines are written later.
@@ -57,8 +61,9 @@ class RunLog {
   void finish() { progress_->finish(); }
   /// Writes what metrics.jsonl does not have yet; warns where it cannot.
   void flush();
-  /// The same at the end of the run; throws Error where it cannot.
-  void flush_or_throw() { metrics_->flush(); }
+  /// The same at the end of the run; throws Error where metrics.jsonl cannot be
+  /// written.
+  void flush_or_throw();
 
   /// Empty on ranks other than 0.
   const std::vector<timeline::StepMetrics>& steps() const { return steps_; }
@@ -79,11 +84,16 @@ class RunLog {
 
  private:
   void warn(const Error& error);
+  /// Calls `write` with the event file, if there is one: what fails is a
+  /// warning.
+  void with_events(const std::function<void(timeline::EventFile&)>& write);
 
   World& world_;
   std::filesystem::path path_;
   int64_t log_every_;
   std::unique_ptr<timeline::MetricsWriter> metrics_;
+  std::unique_ptr<timeline::EventFile> events_;
+  bool warned_of_events_ = false;
   std::unique_ptr<timeline::Progress> progress_;
   std::vector<timeline::StepMetrics> steps_;
   std::vector<timeline::EvaluationMetrics> evaluations_;

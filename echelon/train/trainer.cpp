@@ -13,6 +13,7 @@
 // the state (evaluation, a comparison, a checkpoint, the end), settle() follows
 // the step at once.
 #include "echelon/train/trainer.h"
+#include "echelon/report/report.h"
 
 #include <ATen/Parallel.h>
 
@@ -166,6 +167,7 @@ class Loop {
   int64_t total_steps_;
   ModelSource source_;
   RunLayers run_layers_;             // rank 0; for predictions
+  RunWork work_;                     // rank 0
   std::vector<std::string> layers_;  // names
   std::string samples_;              // describe_samples()
   const RankEnvironment environment_;
@@ -268,7 +270,8 @@ Loop::Loop(
   run_layers_ =
       count_run_layers(job_, source_, world_, layers != nullptr, folder_);
   if (!continued) log_.start_over();
-  log_.open(total_steps_);
+  log_.open(total_steps_, std::ranges::count(job.train.log, "tensorboard") > 0);
+  work_ = work_of_run(job_, source_, world_, run_layers_);
 }
 
 // Returns whether the run's own training goes on.
@@ -300,7 +303,8 @@ void Loop::begin_division() {
   if (train.rebalance_every == 0 || degree == 1) return;
   if (!world_.device().is_cpu()) {
     throw ConfigError(format(
-        "[train] rebalance_every = {}: what a rank works is measured on CPUs, "
+        "[train] rebalance_every = {}: how long a rank works is measured on "
+        "CPUs, "
         "and this one computes on {}; set rank_batch, as `echelon explain` "
         "says after a run, or leave rebalance_every out",
         train.rebalance_every, world_.device().str()));
@@ -561,6 +565,13 @@ void Loop::record(
   if (update.updated && (queued.logged || update.norm > 0)) {
     metrics.grad_norm = update.norm;
   }
+  if (work_.step_flops > 0) {
+    metrics.flops_per_second = work_.step_flops / metrics.step_seconds;
+    if (work_.peak_flops > 0) {
+      metrics.mfu = *metrics.flops_per_second / work_.peak_flops;
+    }
+  }
+  if (queued.logged) metrics.peak_memory_bytes = peak_memory(world_.device());
   metrics.loss_scale = update.loss_scale;
   if (update.loss_scale || job_.train.on_non_finite != OnNonFinite::stop) {
     metrics.skipped_steps = skipped_steps_;
@@ -860,11 +871,7 @@ void Loop::save_last() {
 
 // The same on all ranks.
 bool Loop::has_report() const {
-  const auto exists = [&](const char* name) {
-    std::error_code error;
-    return std::filesystem::exists(folder_ / name, error);
-  };
-  const bool here = exists("report.html") && exists("timeline.json");
+  const bool here = report::has_final_report(folder_);
   return world_.exchange(here ? "yes" : "no")[0] == "yes";
 }
 

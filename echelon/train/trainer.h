@@ -26,7 +26,7 @@ namespace echelon {
 
 /// What tests put in the place of measurements.
 struct TrainDoors {
-  /// What a rank works in a step (from 1) for so many samples, in seconds.
+  /// How long a rank works in a step (from 1) for so many samples, in seconds.
   std::function<double(int rank, int64_t step, int64_t samples)> work_seconds;
 };
 

@@ -8,7 +8,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
-#include "echelon/watch/run_view.h"
+#include "echelon/watch/run_watch.h"
 
 namespace echelon::watch {
 namespace {
@@ -29,6 +29,7 @@ std::string outcome_of(const RunView& view) {
 
 report::Facts facts_of(const explain::RunRecord& record, const RunView& view) {
   report::Facts facts;
+  facts.reserve(8);
   if (record.job) {
     const Job& job = *record.job;
     facts.emplace_back("Model", job.model.name);
@@ -66,6 +67,7 @@ report::ReportInput report_of(const std::filesystem::path& run) {
   input.title = record.title.empty() ? view.name : record.title;
   input.facts = facts_of(record, view);
   input.outcome = outcome_of(view);
+  input.interim = true;
   try {
     input.findings = explain::findings_for_page(
         explain::explain_run(run, {.simulation_seconds = 0.5}));

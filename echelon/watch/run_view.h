@@ -1,18 +1,7 @@
-// What a run does now, read from its folder alone: by whoever may read it, on
-// any host that sees it, whether it trains, has ended, or has not begun.
-//
-//   RunWatch watch("runs/digits");
-//   for (;;) show(watch.look());
-//
-// metrics.jsonl tells what was trained, status/ what the launchers last said of
-// themselves and their ranks (monitoring/run_status.h), checkpoints/ what is
-// saved, and config.toml how far it is to go.
+// What is shown of a run (run_watch.h).
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <deque>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -38,6 +27,8 @@ enum class RunState {
 std::string_view to_string(RunState state);
 /// Whether nothing more is to come by itself.
 bool is_over(RunState state);
+/// Whether somebody should look at the run.
+bool is_bad(RunState state);
 
 /// Points of a curve, at most kMost of them: each the mean of as many values as
 /// the others.
@@ -82,7 +73,8 @@ struct RunView {
   std::optional<timeline::StepMetrics> last;  // the newest step
   int64_t total_steps = 0;                    // 0: not known
   // Over the last steps.
-  double loss = 0, samples_per_second = 0, tokens_per_second = 0;
+  double loss = 0;  // the newest one where that is not finite: it is the news
+  double samples_per_second = 0, tokens_per_second = 0;
   double step_seconds = 0, data_share = 0;
   std::optional<double> flops_per_second, mfu;
   std::optional<double> eta_seconds;    // while it trains
@@ -99,57 +91,8 @@ struct RunView {
   std::string note;  // what of the folder cannot be read; may be empty
 };
 
-struct WatchOptions {
-  bool findings = true;
-  /// Of long runs, only the end of metrics.jsonl: for a line of many runs.
-  bool brief = false;
-};
-
-class RunWatch {
- public:
-  explicit RunWatch(std::filesystem::path run, WatchOptions options = {});
-  /// Reads what has come. Throws nothing for a folder that is broken: the view
-  /// says so.
-  const RunView& look();
-
- private:
-  using Steady = std::chrono::steady_clock;
-
-  void read_configuration();
-  void read_metrics();
-  void restart_metrics();
-  void sample_metrics(int file, int64_t size);
-  void take(const std::string& lines);
-  void read_status();
-  void decide_state(const std::vector<monitoring::RunStatus>& statuses);
-  void take_ranks(const std::vector<monitoring::RunStatus>& statuses);
-  bool lives(const monitoring::RunStatus& status);
-  void read_checkpoint();
-  void read_findings();
-  void add_means();
-  void add_eta();
-
-  const std::filesystem::path folder_;
-  const WatchOptions options_;
-  RunView view_;
-  std::optional<std::filesystem::file_time_type> configured_;
-  int64_t steps_ = 0, epochs_ = 0;  // of the configuration
-  int64_t read_ = 0;                // bytes of metrics.jsonl
-  std::string last_line_;           // the one that ends there
-  std::deque<timeline::StepMetrics> recent_;
-  uint64_t beat_ = 0;
-  std::optional<Steady::time_point> beat_at_;  // when it changed
-  bool looked_ = false;
-  std::optional<Steady::time_point> explained_;
-  int64_t explained_step_ = -1;
-};
-
-/// The runs in a folder and in those inside of it; the folder itself where it
-/// is one. The one that wrote last comes first.
-std::vector<std::filesystem::path>
-find_runs(const std::filesystem::path& folder);
-/// Whether the folder has something that a run writes.
-bool is_run(const std::filesystem::path& folder);
+/// "2.37 GFLOP/s"
+std::string format_flops(double flops_per_second);
 
 /// All of a view, for programs. `curves`: with the points of its curves.
 std::string to_json(const RunView& view, bool curves);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <utility>
 
 #include "echelon/authentication/key.h"
@@ -31,10 +30,8 @@ std::vector<Tile> tiles_of(const RunView& view) {
            : of,
        ""});
   if (!view.last->simulated) {
-    const double loss =
-        std::isfinite(view.last->loss) ? view.loss : view.last->loss;
     tiles.push_back(
-        {"Loss", format_number(loss), "mean of the last steps", ""});
+        {"Loss", format_number(view.loss), "mean of the last steps", ""});
   }
   const bool tokens = view.tokens_per_second > 0;
   tiles.push_back(
@@ -43,13 +40,10 @@ std::vector<Tile> tiles_of(const RunView& view) {
        format("{} a step", format_seconds(view.step_seconds)),
        tokens ? "tokens/s" : "samples/s"});
   if (view.flops_per_second) {
-    const std::string rate =
-        format_number(*view.flops_per_second / 1e12) + " TFLOP/s";
+    const std::string rate = format_flops(*view.flops_per_second);
     tiles.push_back(
         view.mfu ? Tile{"MFU", format_percent(*view.mfu), rate, ""}
-                 : Tile{
-                       "FLOPs", format_number(*view.flops_per_second / 1e12),
-                       "the devices' peak is not known", "TFLOP/s"});
+                 : Tile{"FLOPs", rate, "the devices' peak is not known", ""});
   }
   if (view.evaluation) {
     tiles.push_back(
@@ -81,9 +75,12 @@ report::Chart chart_of(
 void add_ranks(Markup& page, const RunView& view) {
   if (view.ranks.empty()) return;
   page.add("<section id='ranks'><h2>Ranks</h2>");
-  report::open_table(
-      page, "The state of each rank",
-      {"rank", "state", "memory", "GPU", "busy", "host"});
+  const bool gpus = std::ranges::any_of(
+      view.ranks, [](const auto& rank) { return rank.status.gpu.has_value(); });
+  std::vector<std::string> heads = {"rank", "state", "memory"};
+  if (gpus) heads.insert(heads.end(), {"GPU", "busy"});
+  heads.emplace_back("host");
+  report::open_table(page, "The state of each rank", heads);
   for (const auto& rank : view.ranks) {
     const auto& status = rank.status;
     std::string memory;
@@ -98,10 +95,14 @@ void add_ranks(Markup& page, const RunView& view) {
     } else {
       page.add("{}", rank.state);
     }
-    page.add(
-        "</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>", memory,
-        status.gpu ? std::to_string(*status.gpu) : "",
-        status.gpu_busy ? format_percent(*status.gpu_busy) : "", rank.host);
+    page.add("</td><td>{}</td>", memory);
+    if (gpus) {
+      page.add(
+          "<td>{}</td><td>{}</td>",
+          status.gpu ? std::to_string(*status.gpu) : "",
+          status.gpu_busy ? format_percent(*status.gpu_busy) : "");
+    }
+    page.add("<td>{}</td></tr>", rank.host);
   }
   report::close_table(page);
   page.add("</section>");
@@ -131,8 +132,8 @@ std::string to_page(const RunView& view) {
   report::draw_title(
       page, "a run now", view.title.empty() ? view.name : view.title);
   page.add(
-      "<p class='outcome'>{}{}</p>", to_string(view.state),
-      view.why.empty() ? "" : ": " + view.why);
+      "<p class='outcome{}'>{}{}</p>", is_bad(view.state) ? "" : " calm",
+      to_string(view.state), view.why.empty() ? "" : ": " + view.why);
   report::draw_tiles(page, tiles_of(view));
   page.add("</header>");
   if (!view.failure.empty()) {

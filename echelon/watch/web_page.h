@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "echelon/monitoring/page_server.h"
-#include "echelon/watch/run_view.h"
+#include "echelon/watch/run_watch.h"
 
 namespace echelon::watch {
 

@@ -116,6 +116,17 @@ TEST(EngineHosts, SaysWhatAnEngineLeavesOut) {
           {}));
   EXPECT_EQ(several.wait(), 2);
   EXPECT_THAT(several.err(), HasSubstr("mpirun has started 4 launchers"));
+  const std::string batch =
+      "SLURM_JOB_ID=42 SLURM_JOB_NUM_NODES=2 SLURM_TASKS_PER_NODE=3,1 "
+      "SLURM_GPUS_ON_NODE=3";
+  Command uneven(run(batch, {}));
+  EXPECT_EQ(uneven.wait(), 2);
+  EXPECT_THAT(
+      uneven.err(),
+      HasSubstr("Slurm job 42 has 3,1 tasks on its nodes, and this command "
+                "starts as many ranks on each: give -n"));
+  Command alone(run(batch, {"--nnodes", "1"}));
+  EXPECT_EQ(alone.wait(), 0) << alone.err();
 }
 
 // The names of pods come seconds after them: only there they are waited for.

@@ -100,11 +100,12 @@ TEST(OperationFormula, RanksOfExpertParallelismCutWhatIsNotAnExpert) {
   Strategy strategy;
   strategy.layout = {.dp_shard = 2, .cp = 3, .ep = 4};
   strategy.zero_stage = 1;
-  EXPECT_EQ(zero_shards(strategy, find_framework("echelon"), false), 8);
-  EXPECT_EQ(zero_shards(strategy, find_framework("echelon"), true), 2);
-  // Here the ranks of cp shard too.
-  EXPECT_EQ(zero_shards(strategy, find_framework("fsdp"), false), 24);
-  EXPECT_EQ(zero_shards(strategy, find_framework("fsdp"), true), 6);
+  EXPECT_EQ(zero_shards(strategy, find_framework("deepspeed"), false), 8);
+  EXPECT_EQ(zero_shards(strategy, find_framework("deepspeed"), true), 2);
+  for (const char* name : {"echelon", "fsdp"}) {  // the ranks of cp shard too
+    EXPECT_EQ(zero_shards(strategy, find_framework(name), false), 24);
+    EXPECT_EQ(zero_shards(strategy, find_framework(name), true), 6);
+  }
   strategy.zero_stage = 0;
   EXPECT_EQ(zero_shards(strategy, find_framework("fsdp"), false), 1);
 }

@@ -27,6 +27,10 @@ inline const std::vector<std::pair<std::string, std::string>>& golden_cases() {
        "--to jobset -n 2 --gpus-per-node 0 --image "
        "registry.example/echelon:0.1 "
        "--save-seconds 45"},
+      {"jobset_remote.yaml",
+       "--to jobset -n 2 --gpus-per-node 0 --image "
+       "registry.example/echelon:0.1 --namespace vision --set "
+       "checkpoint.remote=s3://models/{name}"},
       {"kueue.yaml",
        "--to kueue -n 4 --nnodes 4 --layout dp=2,tp=8 --queue vision --pool "
        "pool.toml --namespace vision --topology nvidia.com/gpu.clique " +

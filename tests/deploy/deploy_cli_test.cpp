@@ -494,6 +494,7 @@ esac
                          HasSubstr("create -o name -n vision -f "),
                          HasSubstr("get jobset.jobset.x-k8s.io/first -o json "
                                    "-n vision\n")));
+  EXPECT_THAT(read("asked"), Not(HasSubstr("first-storage")));
   const Outcome failed = submit("LAST=Failed NO_SECRET=0");
   EXPECT_EQ(failed.exit_code, 1);
   EXPECT_THAT(failed.out, HasSubstr("Failed: m\n"));
@@ -502,6 +503,18 @@ esac
   EXPECT_EQ(bare.exit_code, 2);
   EXPECT_THAT(bare.err, HasSubstr("--new-token, or make it: openssl"));
   EXPECT_THAT(read("asked"), Not(HasSubstr("create")));
+  // So it is without the keys of the storage.
+  const Outcome without_keys = typed(
+      folder_,
+      "submit --to jobset first.toml -n 1 --set "
+      "checkpoint.remote=s3://models/a "
+      "--layout dp=1 " +
+          kImage,
+      "NO_SECRET=1 PATH=\"$PWD/bin:$PATH\" ");
+  EXPECT_EQ(without_keys.exit_code, 2);
+  EXPECT_THAT(
+      without_keys.err,
+      HasSubstr("first-storage is not there; make it: env | grep ^AWS_"));
 }
 
 TEST_F(DeployCommand, SubmitNeedsAProgramAndAQueue) {

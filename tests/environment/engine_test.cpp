@@ -110,6 +110,8 @@ TEST(Engine, ABatchScriptKnowsTheNodesOfItsJob) {
   EXPECT_EQ(
       words_of(find(batch + "SLURM_TASKS_PER_NODE=3,1")),
       "slurm_batch Slurm job 42: 0 of 2 at :0, 0");
+  EXPECT_EQ(find(batch + "SLURM_TASKS_PER_NODE=3,1")->uneven, "3,1");
+  EXPECT_EQ(find(batch + "SLURM_TASKS_PER_NODE=4(x2)")->uneven, "");
   EXPECT_EQ(
       words_of(find("SLURM_JOB_ID=42 SLURM_JOB_NUM_NODES=1 "
                     "SLURM_TASKS_PER_NODE=1")),

@@ -58,6 +58,7 @@ SKIPPED = {
     "--nnodes 2 --check": "asks the Slurm of this machine; tests/deploy does it",
     "echelon submit ": "needs Slurm; tests/deploy has a stand-in",
     "watch runs  ": "goes on until Ctrl-C; tests/watch does it",
+    "watch runs/digits --web": "goes on until Ctrl-C; tests/watch does it",
     "echelon sample RUN": "names the options, not a command",
 }
 # The text of a command, and what stands for it here.

@@ -409,6 +409,12 @@ TEST_F(Explain, SlowLinksOfOtherAxes) {
                                  HasSubstr("shard."), HasSubstr("layout.fsdp"),
                                  HasSubstr("train.batch")));
   EXPECT_EQ(fsdp.gain_source, GainSource::simulated);
+  // Ranks of cp sum gradients in a group of this name.
+  slow.axis = "dp";
+  const auto dp =
+      only(Fault::exposed_communication, image_job("dp=2"), timeline_of(slow));
+  EXPECT_EQ(dp.axis, "dp");
+  EXPECT_THAT(dp.reason.diagnosis, HasSubstr("8 MiB in 4 calls"));
   slow.axis = "tp";
   job = job_of_words("tp=2");
   job.data.sources = {folder_.write("text.txt", std::string(20000, 'x'))};
@@ -518,12 +524,15 @@ TEST_F(Explain, AStragglerOfARunThatDividesItsBatch) {
       ElementsAre("train.rank_batch=[43, 21]"));
 }
 
-// The slow rank has had a third of the samples since the first step.
+// A rank that computes longer because it has more samples is no straggler.
 TEST_F(Explain, StepsAfterTheBatchWasDividedAnew) {
-  const DataParallel even{.times = [](int, int64_t) { return RankStep{}; }};
+  const DataParallel uneven{.times = [](int rank, int64_t) {
+    const double samples = rank == 0 ? 43 : 21;
+    return RankStep{.forward = samples, .backward = 2 * samples};
+  }};
   Job job = made::job_of("dp=2");
   job.train.rebalance_every = 5;
-  made::write_run(folder_.path("run"), job, timeline_of(even));
+  made::write_run(folder_.path("run"), job, timeline_of(uneven));
   timeline::MetricsWriter(folder_.path("run/metrics.jsonl"))
       .append(timeline::Rebalance{
           .step = 0,
@@ -531,7 +540,10 @@ TEST_F(Explain, StepsAfterTheBatchWasDividedAnew) {
           .seconds = {0.064, 0.128},
           .after = {43, 21}});
   const auto run = explain_run(folder_.path("run"));
-  EXPECT_TRUE(run.findings.empty());  // though it takes twice as long a sample
+  for (const auto& found : run.findings) {
+    EXPECT_NE(found.fault, Fault::straggler) << found.reason.diagnosis;
+    EXPECT_TRUE(found.settings.empty());
+  }
   EXPECT_THAT(
       run.notes,
       testing::Contains(

@@ -44,6 +44,23 @@ TEST(LateRanks, AreLateInTheirOwnGroupAlone) {
   EXPECT_TRUE(late_ranks(timeline, {}).waits.empty());
 }
 
+// Ranks of cp have parts of the same samples, and are in both groups.
+TEST(LateRanks, RanksOfContextParallelismShardAndSumTogether) {
+  for (const char* group : {"dp_shard", "dp"}) {
+    timeline::Timeline timeline;
+    for (int32_t rank = 0; rank < 4; ++rank) {
+      timeline.spans.push_back(call(rank, group, 10 * rank, 50));
+    }
+    const LateRanks late = late_ranks(timeline, Layout{.dp_shard = 2, .cp = 2});
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(
+          late.waits.at({rank, 0}), (timeline::Intervals{{10 * rank, 30}}))
+          << group;
+    }
+    EXPECT_FALSE(late.waits.contains({3, 0}));
+  }
+}
+
 TEST(LateRanks, CallsOfOneNameAreToldByTheirOrder) {
   timeline::Timeline timeline;
   for (const int64_t begin : {0, 100}) {
@@ -111,6 +128,18 @@ TEST(RunTimes, OfTwoAxesAtOnceTheInnermostCounts) {
   const RankTimes mean = run_times(timeline, {}).mean;
   EXPECT_NEAR(mean.communication.at("tp"), 5e-9, 1e-18);
   EXPECT_NEAR(mean.communication.at("dp"), 15e-9, 1e-18);
+}
+
+// Whatever ranks sum gradients: replicas, or those of fsdp and cp too.
+TEST(RunTimes, GroupsThatSumGradientsCountAsDp) {
+  for (const char* group : {"dp_replicate", "dp", "data"}) {
+    timeline::Timeline timeline{
+        .spans = {pass(0, "forward", timeline::SpanKind::forward, 0, 10)}};
+    timeline.spans.push_back(call(0, group, 10, 30));
+    const RankTimes mean = run_times(timeline, {}).mean;
+    ASSERT_EQ(mean.communication.size(), 1u) << group;
+    EXPECT_NEAR(mean.communication.at("dp"), 20e-9, 1e-18) << group;
+  }
 }
 
 TEST(RunTimes, RanksArePeersByTheFirstOfTheirStages) {

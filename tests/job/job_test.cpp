@@ -343,6 +343,23 @@ TEST_F(JobTest, WarnsOfWhatHasNoEffect) {
                                    "effect with optimizer \"adamw\"")));
 }
 
+// Ranks of cp shard parameters in 16 bits.
+TEST_F(JobTest, StagesOfShardingAreUsedWhereContextParallelRanksShard) {
+  Job job;
+  job.shard.stage = 2;
+  const auto has_no_effect = [&](const char* why) {
+    EXPECT_THAT(
+        find_unused_settings(job),
+        ElementsAre(
+            HasSubstr("[shard] stage = 2: has no effect " + std::string(why))));
+  };
+  has_no_effect("without sharded data parallelism (fsdp is 1)");
+  job.layout.cp = 2;
+  has_no_effect("where parameters are not sharded (fsdp is 1)");
+  job.precision.compute = ComputeDtype::bf16;
+  EXPECT_THAT(find_unused_settings(job), IsEmpty());
+}
+
 // Matmuls are reduced in chunks even where tokens are not sharded.
 TEST_F(JobTest, PiecesAreForTensorParallelModelsWithProducts) {
   Job job;
@@ -354,6 +371,20 @@ TEST_F(JobTest, PiecesAreForTensorParallelModelsWithProducts) {
   EXPECT_THAT(find_unused_settings(job), ElementsAre(HasSubstr("simple_cnn")));
   job.model.name = "mlp";
   EXPECT_THAT(find_unused_settings(job), IsEmpty());
+}
+
+TEST_F(JobTest, ARunThatSavesNothingUploadsNothing) {
+  const auto warnings = [&](const std::string& more) {
+    return find_unused_settings(
+        small("[checkpoint]\nremote = \"s3://models/a\"\n" + more));
+  };
+  EXPECT_THAT(
+      warnings("at_end = false\n"),
+      ElementsAre(
+          HasSubstr("[checkpoint] remote = \"s3://models/a\": nothing is "
+                    "uploaded there")));
+  EXPECT_THAT(warnings("at_end = false\nevery_steps = 5\n"), IsEmpty());
+  EXPECT_THAT(warnings(""), IsEmpty());
 }
 
 TEST_F(JobTest, PrecisionThatHasNoEffect) {

@@ -635,6 +635,45 @@ TEST_F(Membership, ALostHostIsLeftOut) {
                    "restart 1 after a host was lost", "2 hosts, 2 ranks"));
 }
 
+// A host whose connection broke calls again, and may be heard of twice before
+// the end of the first call has come.
+TEST_F(Membership, AHostThatCallsTwiceIsOne) {
+  Command a(node("1:3", 0));
+  Command b(stranger(
+      port_,
+      "import json\n"
+      "def call(**more):\n"
+      "    s = connect()\n"
+      "    prove(s)\n"
+      "    s.sendall(json.dumps(dict(\n"
+      "        protocol=3, nodes=3, least=1, node_rank=1, ranks=1, port=7,\n"
+      "        identity='', **more)).encode() + b'\\n')\n"
+      "    return s\n"
+      "def told(s, key):\n"
+      "    for line in s.makefile():\n"
+      "        if key in json.loads(line):\n"
+      "            return json.loads(line)[key]\n"
+      "first = call()\n"
+      "start = told(first, 'start')\n"
+      "place = {key: start[key] for key in ('job', 'generation')}\n"
+      "second = call(**place)\n"
+      "told(second, 'waiting')\n"
+      "third = call(**place)\n"
+      "try:\n"
+      "    while second.recv(4096):\n"
+      "        pass\n"
+      "except ConnectionResetError:\n"
+      "    pass\n"
+      "first.shutdown(socket.SHUT_RDWR)\n"
+      "print('hosts', told(third, 'start')['hosts'], flush=True)\n"));
+  EXPECT_EQ(b.wait(), 0) << b.err();
+  EXPECT_EQ(b.out(), "hosts 2\n");
+  ASSERT_TRUE(a.until_output("g2 0/1")) << a.out() << a.err();
+  EXPECT_EQ(count(a.out(), "g1 0/2\n"), 1);
+  finish();
+  expect_ends({&a}, 0);
+}
+
 TEST_F(Membership, TheFirstHostIsLostAndComesBack) {
   auto a = std::make_unique<Command>(node("2:3", 0));
   Command b(node("2:3", 1)), c(node("2:3", 2));
@@ -991,6 +1030,33 @@ TEST_F(CutHosts, TheMajorityGoesOnAndTheOtherComesBack) {
     EXPECT_EQ(count(cut->out(), "g1"), 0);
     std::filesystem::remove(folder_.path() + "/done");
   }
+}
+
+// Two hosts are left, each alone, and the others are dead: neither goes on
+// before it has found the other. The dead count for no side.
+TEST_F(CutHosts, DeadHostsHaveNoVote) {
+  use_hosts(4);
+  if (!hosts_->reason().empty()) GTEST_SKIP() << hosts_->reason();
+  Command a(on(0)), b(on(1)), c(on(2)), d(on(3));
+  std::vector<Command*> all = {&a, &b, &c, &d};
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(all[i]->until_output("g0 " + std::to_string(i) + "/4"))
+        << all[i]->err();
+  }
+  hosts_->cut(3);
+  a.signal(SIGKILL);
+  b.signal(SIGKILL);
+  ASSERT_TRUE(Command::until([&] {
+    return c.err().find("1 of 4 are here, which may not go on alone") !=
+           std::string::npos;
+  })) << c.out()
+      << c.err();
+  EXPECT_EQ(count(c.out(), "g1"), 0);
+  hosts_->mend(3);
+  ASSERT_TRUE(c.until_output("g1 0/2")) << c.err();
+  ASSERT_TRUE(d.until_output("g1 1/2")) << d.err();
+  finish();
+  expect_ends({&c, &d}, 0);
 }
 
 // Those that all others would call first, as when a rack loses its switch.

@@ -227,6 +227,41 @@ TEST(Run, AResizeStartsOtherRanks) {
   EXPECT_TRUE(job.living().empty());
 }
 
+// Who gives devices away names the new ones: the ranks see these, and the
+// launcher looks at their health. The second GPU is lost.
+TEST(Run, AResizeMayBringOtherDevices) {
+  TempFolder folder;
+  const std::string name = "echelon-resize-" + folder.path();
+  const std::string sick = folder.path() + "/sick";
+  std::ofstream(sick) << "lost\n";
+  auto words = launch(
+      {"-n", "1", "--max-restarts", "1", "--control", name},
+      {"sh", "-c",
+       "trap 'exit 75' TERM; echo $CUDA_VISIBLE_DEVICES, $SEEN of $WORLD_SIZE; "
+       "[ $WORLD_SIZE = 3 ] && exit 1; while :; do sleep 0.02; done"});
+  words.insert(
+      words.begin(),
+      {"env", "LD_LIBRARY_PATH=" + test_program("fake_nvml"),
+       "FAKE_NVML_SICK_FILE=" + sick, "CUDA_VISIBLE_DEVICES=0", "SEEN=1"});
+  Command job(words);
+  ASSERT_TRUE(job.until_output("0, 1 of 1")) << job.err();
+  EXPECT_THAT(
+      echelon::launch::ask_job(name, "resize 2 CUDA_VISIBLE_DEVICES=0 SEEN=2"),
+      StartsWith("done: "));
+  ASSERT_TRUE(job.until_output("0, 2 of 2", 2)) << job.err();
+  EXPECT_EQ(job.err().find("GPU 1 is lost"), std::string::npos);
+  // These ranks fail, on devices of which one is lost: a restart cannot help,
+  // and the job goes on with what it had.
+  EXPECT_THAT(
+      echelon::launch::ask_job(
+          name, "resize 3 CUDA_VISIBLE_DEVICES=0,1,2 SEEN=3"),
+      StartsWith("done: "));
+  ASSERT_TRUE(job.until_output("0, 2 of 2", 4)) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("echelon: this host: GPU 1 is lost, "));
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75) << job.err();
+}
+
 TEST(Run, AStopDuringAResizeEndsTheJob) {
   TempFolder folder;
   const std::string name = "echelon-resize-" + folder.path();

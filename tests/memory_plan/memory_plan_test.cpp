@@ -162,6 +162,27 @@ TEST(MemoryPlan, StagesOfShardingCutMoreAndMore) {
   EXPECT_GT(peaks[2], peaks[3]);
 }
 
+// Ranks of cp have fewer tokens, which the layers' figures say, and hold
+// parameters as ranks of fsdp do, or replicas where nothing is sharded.
+TEST(MemoryPlan, RanksOfContextParallelismHoldParametersLikeOthers) {
+  const auto like = [](const Layout& cut, const Layout& other,
+                       ComputeDtype compute) {
+    const auto plan = [&](const Layout& layout) {
+      Job job;
+      job.layout = layout;
+      job.precision.compute = compute;
+      return first_rank(model_of(3), job);
+    };
+    const auto a = plan(cut), b = plan(other);
+    EXPECT_EQ(a.peak.total(), b.peak.total()) << to_string(cut);
+    EXPECT_EQ(calls(a, "reduce_scatter"), calls(b, "reduce_scatter"));
+    EXPECT_EQ(calls(a, "all_reduce"), calls(b, "all_reduce"));
+  };
+  like({.dp_shard = 2, .cp = 4}, {.dp_shard = 8}, ComputeDtype::same);
+  like({.dp_replicate = 2, .cp = 2}, {.dp_replicate = 4}, ComputeDtype::same);
+  like({.cp = 4}, {.dp_shard = 4}, ComputeDtype::bf16);
+}
+
 TEST(MemoryPlan, StageThreeGathersAheadAndFrees) {
   const auto model = model_of(8);
   Job job;

@@ -202,9 +202,10 @@ TEST_F(PoolCommand, DevicesAreGivenByUuidAndAgainByAResize) {
   // back.
   EXPECT_THAT(
       resizes, testing::ElementsAre(
-                   "resize 2 CUDA_VISIBLE_DEVICES=MIG-one,MIG-two",
+                   "resize 2 CUDA_VISIBLE_DEVICES=MIG-one,MIG-two "
+                   "ECHELON_POOL_DEVICES=2",
                    "resize 4 CUDA_VISIBLE_DEVICES=MIG-one,MIG-two,MIG-three,"
-                   "GPU-first"));
+                   "GPU-first ECHELON_POOL_DEVICES=4"));
   EXPECT_EQ(text_of("owner"), "GPU-first,MIG-three\n");
 }
 

@@ -121,6 +121,27 @@ TEST_F(PredictRun, TakesTheOptimizerAndTheTypeOfSums) {
   EXPECT_EQ(strategy.reduce, ReduceDtype::float32);
 }
 
+// As the trainer does (doc/context_parallel.md): over fsdp and cp, where fsdp
+// is above 1 or the precision is lower.
+TEST_F(PredictRun, ShardsOverRanksOfContextParallelism) {
+  const auto shards = [](const Layout& layout, ComputeDtype compute) {
+    Job job;
+    job.layout = layout;
+    job.precision.compute = compute;
+    job.shard.stage = 2;
+    const cost::Strategy strategy = configured_strategy(job);
+    const double ranks =
+        cost::zero_shards(strategy, cost::find_framework("echelon"), false);
+    return std::pair(strategy.zero_stage, ranks);
+  };
+  EXPECT_EQ(
+      shards({.dp_shard = 2, .cp = 4}, ComputeDtype::same), std::pair(2L, 8.0));
+  EXPECT_EQ(shards({.cp = 4}, ComputeDtype::bf16), std::pair(2L, 4.0));
+  EXPECT_EQ(shards({.cp = 4}, ComputeDtype::same), std::pair(0L, 1.0));
+  EXPECT_EQ(
+      shards({.dp_replicate = 4}, ComputeDtype::bf16), std::pair(0L, 1.0));
+}
+
 TEST_F(PredictRun, ABubbleIsWhatTheScheduleSays) {
   Configured what{.model = cost::find_model("gpt3-175b")};
   what.strategy.layout = {.tp = 8, .pp = 4};

@@ -182,6 +182,13 @@ TEST_F(ObjectStoreTest, DownloadsAreReadAgainWhileTheyAreDamaged) {
       error_text([&] { store_->download(object, file.fd(), is_intact); }),
       HasSubstr("do not have their checksum"));
   server_->set("");
+  store_->put(key("small"), "text");
+  server_->set("at=1&many=1&mode=answer");
+  EXPECT_EQ(content("small"), "text");
+  server_->set("at=1&many=0&mode=answer");
+  EXPECT_THAT(
+      error_text([&] { store_->get(key("small")); }), HasSubstr("the MD5"));
+  server_->set("");
   store_->put(key("file"), "replaced");
   EXPECT_THAT(
       error_text([&] { store_->download(object, file.fd()); }),
@@ -247,12 +254,7 @@ TEST_F(ObjectStoreTest, AnEndpointThatDoesNotAnswer) {
 
 // Copies in the cache, by several at once.
 TEST_F(ObjectStoreTest, LocalCopies) {
-  for (const auto& entry : server_->environment()) {
-    const size_t equals = entry.find('=');
-    ::setenv(
-        entry.substr(0, equals).c_str(), entry.substr(equals + 1).c_str(), 1);
-  }
-  ::setenv("ECHELON_CACHE", folder_.path().c_str(), 1);
+  server_->set_environment(folder_.path());
   const std::string url = "s3://models/" + key("tokens.bin");
   EXPECT_EQ(storage::local_copy("plain/path"), "plain/path");
   EXPECT_FALSE(storage::exists_there(url));
@@ -276,6 +278,10 @@ TEST_F(ObjectStoreTest, LocalCopies) {
   for (const auto& line : server_->requests())
     fetched += line.starts_with("GET");
   EXPECT_EQ(fetched, 1);
+  // One that was cut off, as by a full disk, is fetched again.
+  std::filesystem::resize_file(paths[0], 1000);
+  EXPECT_EQ(storage::local_copy(url), paths[0]);
+  EXPECT_TRUE(read_file(paths[0]) == bytes);
   // A damaged one does not stay, another version is another copy.
   store_->put(key("tokens.bin"), bytes + "2");
   server_->set("at=2&mode=answer");

@@ -53,6 +53,15 @@ class S3Server {
             keys_.at(user).at("secret").get<std::string>(),
         "AWS_REGION=us-east-1", "AWS_MAX_ATTEMPTS=3"};
   }
+  /// The same as variables of this process, whose copies go to that folder.
+  void set_environment(const std::string& cache) const {
+    for (const auto& entry : environment()) {
+      const size_t equals = entry.find('=');
+      ::setenv(
+          entry.substr(0, equals).c_str(), entry.substr(equals + 1).c_str(), 1);
+    }
+    ::setenv("ECHELON_CACHE", cache.c_str(), 1);
+  }
   /// Counts from 1 again, with a fault as in s3_server.py: "at=3&mode=after".
   void set(const std::string& fault) { ask("/_test/set?" + fault); }
   /// Puts empty objects PREFIX00000, PREFIX00001, … into the bucket.

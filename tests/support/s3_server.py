@@ -4,8 +4,9 @@
   s3_server.py PORT
 
 Prints a line of JSON when it listens: the keys of one user who may do everything and of one
-who may do nothing. The bucket "models" is there; GET /_test/fill?prefix=P&many=N puts N empty objects into it. GET /_test/set?… begins to count requests
-anew and sets a fault; GET /_test/log returns the requests since then, one a line.
+who may do nothing. The bucket "models" is there; GET /_test/fill?prefix=P&many=N puts N empty
+objects into it. GET /_test/set?… begins to count requests anew and sets a fault; GET
+/_test/log returns the requests since then, one a line.
 
   at=K       the request, from 1; without it there is no fault
   mode=      before   the connection ends, nothing is done

@@ -1,4 +1,4 @@
-#include "echelon/watch/run_view.h"
+#include "echelon/watch/run_watch.h"
 
 #include <gmock/gmock.h>
 #include <sys/wait.h>
@@ -64,11 +64,29 @@ TEST_F(RunViews, ReadOnlyWhatHasCome) {
   EXPECT_EQ(watch.look().losses.points().size(), 43u);
 }
 
+TEST_F(RunViews, CountTheStepsOfEpochsThatHaveEnded) {
+  folder_.write(
+      "run/config.toml",
+      "[model]\nname = \"simple_cnn\"\nclasses = 10\n"
+      "[data]\nname = \"digits\"\npath = \"digits.csv\"\n"
+      "[train]\nepochs = 7\nrun = \"run\"\n");
+  // 2.5 batches are an epoch of three steps.
+  const double epochs[] = {0.4, 0.8, 1, 1.4, 1.8};
+  std::string lines;
+  for (int i = 0; i < 5; ++i) {
+    lines += format(
+        "{{\"step\":{},\"epoch\":{},\"loss\":1,\"step_seconds\":0.1}}\n", i + 1,
+        epochs[i]);
+  }
+  folder_.write("run/metrics.jsonl", lines);
+  EXPECT_EQ(look().total_steps, 21);
+}
+
 TEST_F(RunViews, FollowTrainingThatGoesBack) {
   write_run(folder_);
   RunWatch watch(folder_.path("run"), {.findings = false});
   watch.look();
-  // As many bytes as before, of other steps.
+  // Fewer bytes than before, of other steps.
   std::string other = steps(1, 30);
   for (int64_t step = 31; step <= 39; ++step) {
     other += step_line(step, "0.25");
@@ -76,6 +94,13 @@ TEST_F(RunViews, FollowTrainingThatGoesBack) {
   folder_.write("run/metrics.jsonl", other);
   EXPECT_EQ(watch.look().last->step, 39);
   EXPECT_EQ(watch.look().losses.points().size(), 39u);
+  // More bytes than before: the size alone does not tell.
+  other = steps(1, 30);
+  for (int64_t step = 31; step <= 60; ++step) other += step_line(step, "0.125");
+  folder_.write("run/metrics.jsonl", other);
+  EXPECT_EQ(watch.look().last->step, 60);
+  EXPECT_EQ(watch.look().losses.points().size(), 60u);
+  EXPECT_EQ(watch.look().losses.points()[34].y, 0.125);
   std::filesystem::remove(metrics());
   EXPECT_FALSE(watch.look().last);
 }

@@ -291,7 +291,9 @@ TEST_F(WatchCommand, ServesAPageToWhoHasItsAddress) {
   Command second(words);
   EXPECT_EQ(second.wait(), 2);
   EXPECT_THAT(second.err(), HasSubstr("the port is in use"));
-  Command open({kWatch, "watch", run(), "--web", "0.0.0.0:9465"});
+  const int other = testing_support::free_port();
+  Command open(
+      {kWatch, "watch", run(), "--web", "0.0.0.0:" + std::to_string(other)});
   EXPECT_EQ(open.wait(), 2);
   EXPECT_THAT(open.err(), HasSubstr("for this host alone"));
   command.signal(SIGINT);
@@ -310,7 +312,11 @@ TEST_F(WatchCommand, ReportsARunThatDied) {
       page, AllOf(
                 HasSubstr("died, step 40 of 100"),
                 HasSubstr("simple_cnn on digits"), HasSubstr("Global batch")));
-  folder_.write("run/timeline.json", "{}");
+  // A timeline of an earlier process does not make the page the trainer's.
+  folder_.write("run/timeline.json", "{\"traceEvents\":[]}");
+  Command more({kWatch, "report", run()});
+  EXPECT_EQ(more.wait(), 0) << more.err();
+  folder_.write("run/report.html", "<footer>Written by Echelon</footer>");
   Command again({kWatch, "report", run()});
   EXPECT_EQ(again.wait(), 2);
   EXPECT_THAT(again.err(), HasSubstr("has written its own report"));

@@ -66,13 +66,14 @@ TEST(WebPage, ShowsTheRunWithoutScripts) {
   RunWatch watch(folder.path("run"), {.findings = false});
   const std::string page = to_page(watch.look());
   for (const char* part :
-       {"<p class=\"outcome\">training</p>", "simple_cnn on digits",
+       {"<p class=\"outcome calm\">training</p>", "simple_cnn on digits",
         "of 100, 0:06 left", "no progress for 50 s", "1.5 GiB",
         "<title id=\"loss-t\">Loss</title>", "http-equiv=\"refresh\"",
         "connect-src 'self'", "&lt;script&gt;alert(1)"}) {
     EXPECT_THAT(page, HasSubstr(part));
   }
   EXPECT_THAT(page, Not(HasSubstr("<script>alert")));
+  EXPECT_THAT(page, Not(HasSubstr(">GPU<")));
 }
 
 TEST(WebPage, ShowsARunThatHasNotBegun) {

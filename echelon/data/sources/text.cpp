@@ -39,10 +39,6 @@ bool exists(const std::string& path) {
   return storage::exists_there(path);
 }
 
-std::unique_ptr<Tokenizer> load_named_tokenizer(const std::string& name) {
-  return load_tokenizer(storage::local_copy(name));
-}
-
 void check_weights(const DataOptions& options, size_t sources) {
   if (options.weights.empty()) return;
   if (options.weights.size() != sources) {
@@ -123,8 +119,9 @@ Files files_of(const std::string& name, TextFormat format) {
 }  // namespace
 
 std::unique_ptr<Tokenizer> open_tokenizer(const DataOptions& options) {
-  if (!options.tokenizer.empty())
-    return load_named_tokenizer(options.tokenizer);
+  if (!options.tokenizer.empty()) {
+    return load_tokenizer(storage::local_copy(options.tokenizer));
+  }
   const auto names = source_names(options);
   const bool has_text = std::ranges::any_of(names, [&](const auto& name) {
     return files_of(name, options.format).kind == FileKind::text;

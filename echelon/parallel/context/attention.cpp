@@ -11,6 +11,7 @@
 //             | blocks move on           | … and the sums for block s move on
 //
 // so that after the last step the sums for a rank's keys are one message away.
+// What a rank computes for its own keys, in step 0, stays and is added to them.
 #include "echelon/parallel/context/attention.h"
 
 #include <torch/autograd.h>
@@ -103,11 +104,12 @@ void visit_ring(const Call& call, Tensor block, const Visit& visit) {
   }
 }
 
-// The same, where visit() returns the gradient of the block's keys and values,
-// undefined for none. Returns the sum for this rank's block.
+// The same, where visit() returns the gradient of the block's keys and values.
+// Returns the sum for this rank's block.
 template <class Visit>
 Tensor visit_ring_backward(const Call& call, Tensor block, const Visit& visit) {
   const int steps = call.context.size();
+  Tensor own;
   Passing sums;
   for (int step = 0; step < steps; ++step) {
     Passing next;
@@ -115,20 +117,24 @@ Tensor visit_ring_backward(const Call& call, Tensor block, const Visit& visit) {
       next = pass_on(call, block, length_in_step(call, step + 1), 0, " keys");
     }
     Tensor sum = visit(owner_of(call.context, step), block);
-    if (step > 0) {
-      sums.work.wait();
-      if (sum.defined()) sums.arriving.add_(sum);
-      sum = sums.arriving;
+    if (step == 0) {
+      own = sum;
+    } else {
+      if (step > 1) {
+        sums.work.wait();
+        sum = sums.arriving.add_(sum);
+      }
+      // The last message brings the sum for this rank's own block.
+      const int after = step + 1 < steps ? step + 1 : 0;
+      sums =
+          pass_on(call, sum, length_in_step(call, after), 1, " key gradients");
     }
-    // The last message brings the sum for this rank's own block.
-    const int after = step + 1 < steps ? step + 1 : 0;
-    sums = pass_on(call, sum, length_in_step(call, after), 1, " key gradients");
     if (step + 1 == steps) break;
     next.work.wait();
     block = next.arriving;
   }
   sums.work.wait();
-  return sums.arriving;
+  return sums.arriving.add_(own);
 }
 
 // All blocks as one tensor, in the order of the ranks.

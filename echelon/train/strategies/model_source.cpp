@@ -182,9 +182,9 @@ LayerFactory whole_layers(const LayerList& layers) {
     }
     if (parallel.context.is_used()) {
       throw ConfigError(format(
-          "[layout] cp={}: sequences are cut in a list of layers of one's own "
-          "when it is given as a function of TensorParallel, whose attention "
-          "uses its context; give one, or set cp = 1",
+          "[layout] cp={}: a list of layers of one's own is given whole "
+          "sequences; give a function of TensorParallel, whose attention uses "
+          "its context, or set cp = 1",
           parallel.context.size()));
     }
     return layers;

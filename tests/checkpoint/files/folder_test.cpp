@@ -16,6 +16,7 @@
 namespace echelon::folder_test {
 
 namespace fs = std::filesystem;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -130,6 +131,15 @@ TEST_F(Folder, FindsWhereAPathLeads) {
       folder_ / "step-00000100", temp_.path("good"),
       fs::copy_options::recursive);
   EXPECT_THAT(steps(find_checkpoints(temp_.path("good"))), ElementsAre(100));
+}
+
+TEST_F(Folder, ObjectStorageIsNoFolder) {
+  EXPECT_THAT(
+      error_text<CheckpointError>(
+          [&] { find_checkpoints("s3://models/runs/first"); }),
+      AllOf(
+          HasSubstr("s3://models/runs/first: is on object storage"),
+          HasSubstr("[checkpoint] remote"), HasSubstr("aws s3 cp")));
 }
 
 TEST_F(Folder, SaysWhatIsThereInsteadOfACheckpoint) {

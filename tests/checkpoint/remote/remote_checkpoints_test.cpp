@@ -145,6 +145,8 @@ TEST_F(RemoteCheckpointsTest, ACrashAtAnyRequest) {
       } else {
         ASSERT_TRUE(step == 1 || step == 2) << step;
       }
+      // Nothing that LATEST names was left out.
+      ASSERT_EQ(step, steps_there().front());
       // The next process goes on, and removes what the crash has left.
       const auto next = open();
       save(*next, next->claim(), 3);

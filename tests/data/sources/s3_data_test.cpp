@@ -21,12 +21,7 @@ class S3Data : public testing::Test {
  protected:
   void SetUp() override {
     ECHELON_NEED_S3();
-    for (const auto& entry : S3Server::get()->environment()) {
-      const size_t equals = entry.find('=');
-      ::setenv(
-          entry.substr(0, equals).c_str(), entry.substr(equals + 1).c_str(), 1);
-    }
-    ::setenv("ECHELON_CACHE", folder_.path("cache").c_str(), 1);
+    S3Server::get()->set_environment(folder_.path("cache"));
   }
   /// Puts an object; returns its address.
   std::string put(const std::string& name, const std::string& content) {

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -197,6 +196,30 @@ TEST(ContextParallel, RectanglesOfARingStep) {
     }
   }
   EXPECT_EQ(scores, 64 * 65 / 2);
+}
+
+// As doc/context_parallel.md says: keys and values go to all other ranks in
+// forward and again in backward, where their gradients come back.
+TEST(ContextParallel, MessagesOfARing) {
+  const Case one;
+  for (const int ranks : {2, 3, 4}) {
+    run_ranks(ranks, [&](World& world) {
+      const ContextParallel ring{world.group(), {ContextWay::ring}};
+      const auto part = [&](uint64_t seed) {
+        return ring.cut(Whole::input(one, 4, seed).detach(), 1)
+            .clone()
+            .requires_grad_();
+      };
+      const auto before = world.history().count();
+      const auto out =
+          context_attention(part(1), part(2), part(3), ring, call_of(one));
+      // A message is recorded where it is sent and where it is received.
+      const auto others = static_cast<uint64_t>(2 * (ranks - 1));
+      EXPECT_EQ(world.history().count() - before, others);
+      out.sum().backward();
+      EXPECT_EQ(world.history().count() - before, 3 * others);
+    });
+  }
 }
 
 TEST(ContextParallel, RefusesWhatCannotBeCut) {

@@ -168,6 +168,9 @@ TEST_F(ResumeCommand, WhatAFinishedRunLacksIsMade) {
     finishes(train(2), std::string(" has 2 of 2 steps, but no ") + made);
     EXPECT_TRUE(fs::exists(fs::path(run()) / made));
   }
+  // A page of before its end, beside the timeline of an earlier process.
+  finishes({kEchelon, "report", run(), "-o", run() + "/report.html"});
+  finishes(train(2), " has 2 of 2 steps, but no report.html of its end");
   finishes(train(2), " is finished: it has 2 of 2 steps");
   expect_every_step_once(2);
 }

@@ -1,0 +1,192 @@
+// What is written beside a run that trains, and what watches it.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "echelon/monitoring/run_status.h"
+#include "echelon/timeline/metrics.h"
+#include "echelon/timeline/rollback.h"
+#include "tests/support/places.h"
+#include "tests/support/process.h"
+#include "tests/support/python.h"
+#include "tests/support/temp_folder.h"
+#include "tests/train/trained_command.h"
+
+namespace echelon::watch_runs_test {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing_support::Command;
+
+class WatchedRuns : public testing::Test {
+ protected:
+  std::string run() const { return folder_.path("run"); }
+  Words train(int64_t steps, const Words& more = {}) const {
+    return train_digits(run(), steps) + Words{"-n", "2"} +
+           set({"model.name=mlp", "model.hidden=[16]", "train.log_every=5"}) +
+           more;
+  }
+  json watched() const {
+    Command command({kEchelon, "watch", run(), "--json"});
+    EXPECT_EQ(command.wait(), 0) << command.err();
+    return json::parse(command.out());
+  }
+  std::vector<timeline::StepMetrics> steps() const {
+    return timeline::read_metrics(run() + "/metrics.jsonl").steps;
+  }
+
+  TempFolder folder_;
+};
+
+bool has_tensorboard() {
+  return !pytorch_python().empty() &&
+         std::system((pytorch_python() +
+                      " -c 'import importlib.util as u; "
+                      "exit(u.find_spec(\"tensorboard\") is None)'")
+                         .c_str()) == 0;
+}
+
+TEST_F(WatchedRuns, SayWhatTheyDoAndHowTheyEnd) {
+  Command job(train(1'000'000));
+  ASSERT_TRUE(Command::until([&] {
+    if (!std::filesystem::exists(run() + "/status/rank-0.json")) return false;
+    const json view = watched();  // the ranks may be newer than the status
+    return view.at("state") == "training" &&
+           view.at("ranks").at(1).contains("resident_bytes");
+  })) << job.err();
+  const json view = watched();
+  EXPECT_EQ(view.at("title"), "mlp on digits");
+  EXPECT_EQ(view.at("total_steps"), 1'000'000);
+  EXPECT_GT(view.at("flops_per_second"), 0);
+  ASSERT_EQ(view.at("ranks").size(), 2u);
+  for (const auto& rank : view.at("ranks")) {
+    EXPECT_GT(rank.at("resident_bytes"), 1 << 20);
+    EXPECT_EQ(rank.at("host"), view.at("ranks").at(0).at("host"));
+  }
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75);
+  EXPECT_EQ(watched().at("state"), "stopped");
+}
+
+TEST_F(WatchedRuns, OfALauncherThatIsKilledHaveDied) {
+  Command job(train(1'000'000));
+  ASSERT_TRUE(Command::until(
+      [&] { return std::filesystem::exists(run() + "/status/rank-0.json"); }));
+  job.signal(SIGKILL);
+  job.wait();
+  EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
+  // Another host sees no process, and has only this word for it.
+  const auto statuses = monitoring::read_statuses(run());
+  ASSERT_EQ(statuses.size(), 1u);
+  EXPECT_TRUE(statuses[0].lost);
+  EXPECT_EQ(watched().at("state"), "died");
+}
+
+TEST_F(WatchedRuns, SayWhyTheyFailed) {
+  Command job(train(
+      20, set({"optimizer.learning_rate=1e30", "optimizer.name=sgd"}) +
+              Words{"--max-restarts", "0"}));
+  EXPECT_EQ(job.wait(), 4);
+  const json view = watched();
+  EXPECT_EQ(view.at("state"), "failed");
+  EXPECT_THAT(
+      view.at("failure").get<std::string>(), HasSubstr("not a finite number"));
+}
+
+// The text is that of the page.
+TEST_F(WatchedRuns, WriteTheirFiguresForTheNodeExporter) {
+  const std::string text = folder_.path("metrics/echelon.prom");
+  Command job(train(1'000'000, {"--metrics-file", text}));
+  ASSERT_TRUE(Command::until([&] {
+    return std::filesystem::exists(text) &&
+           testing_support::read_file(text).find("echelon_step{run=\"run\"}") !=
+               std::string::npos;
+  }));
+  EXPECT_EQ(names_in(folder_.path("metrics")).size(), 1u);
+  job.signal(SIGTERM);
+  job.wait();
+  EXPECT_FALSE(std::filesystem::exists(text));
+}
+
+TEST_F(WatchedRuns, HaveLinesThatFitTheSchema) {
+  ECHELON_NEED_PYTHON();
+  Command job(train(
+      12, set(
+              {"precision.compute=bf16", "train.layer_norms=true",
+               "train.on_non_finite=skip", "train.eval_every=5"})));
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  // What few runs have.
+  const std::string rare = folder_.path("rare.jsonl");
+  {
+    timeline::MetricsWriter writer(rare);
+    writer.append(timeline::StepMetrics{
+        .step = 1,
+        .loss = std::numeric_limits<double>::quiet_NaN(),
+        .tokens_per_second = 1,
+        .mfu = 0.5,
+        .loss_scale = 1024,
+        .layer_grad_norms = {{"a", std::numeric_limits<double>::infinity()}}});
+    writer.append(timeline::StepMetrics{.step = 2, .simulated = true});
+    writer.append(
+        timeline::EvaluationMetrics{.step = 2, .tokens = 10, .perplexity = 3});
+    writer.append(timeline::Rebalance{
+        .step = 2, .before = {32, 32}, .seconds = {0.5, 1}, .after = {43, 21}});
+  }
+  timeline::append_rollback(
+      rare, {.from_step = 8, .step = 4, .why = "a", .end = {0, 9}});
+  EXPECT_NO_THROW(run_python_script(
+      "watch/metrics_schema.py", {source_path("doc/metrics.schema.json"),
+                                  run() + "/metrics.jsonl", rare}));
+  std::ofstream(rare, std::ios::app) << "{\"step\":3,\"lost\":1}\n";
+  EXPECT_ANY_THROW(run_python_script(
+      "watch/metrics_schema.py",
+      {source_path("doc/metrics.schema.json"), rare}));
+}
+
+TEST_F(WatchedRuns, AreReadByTensorBoard) {
+  if (!has_tensorboard()) {
+    GTEST_SKIP() << "needs the tensorboard package: run `make extras` once";
+  }
+  const auto tensorboard = set({"train.log=[\"tensorboard\"]"});
+  const auto saves = set({"checkpoint.every_steps=10"});
+  {
+    Command job(train(1'000'000, tensorboard + saves));
+    ASSERT_TRUE(Command::until([&] {
+      std::error_code error;
+      return std::filesystem::exists(
+          run() + "/checkpoints/step-00000020", error);
+    })) << job.err();
+    job.signal(SIGKILL);
+    job.wait();
+    ASSERT_TRUE(Command::until([&] { return job.living().empty(); }));
+  }
+  // It goes on from a checkpoint, with steps that the file has already.
+  Command job(train(1'000'000, tensorboard + saves));
+  const auto last = [&] {
+    const auto all = steps();
+    return all.empty() ? 0 : all.back().step;
+  };
+  const int64_t before = last();
+  ASSERT_TRUE(Command::until([&] { return last() > before + 5; }));
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75) << job.err();
+  const auto all = steps();
+  const json found = json::parse(
+      run_python_script("watch/read_events.py", {run() + "/tensorboard"}));
+  const auto& loss = found.at("loss_metrics/global_avg_loss");
+  ASSERT_EQ(loss.size(), all.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    ASSERT_EQ(loss.at(i).at(0), all[i].step);
+    ASSERT_EQ(loss.at(i).at(1).get<float>(), static_cast<float>(all[i].loss));
+  }
+  EXPECT_EQ(found.at("time_metrics/end_to_end(s)").size(), all.size());
+  EXPECT_GT(found.at("tflops").at(0).at(1), 0);
+  EXPECT_GT(found.at("memory/max_reserved(GiB)").at(0).at(1), 0);
+}
+
+}  // namespace echelon::watch_runs_test
