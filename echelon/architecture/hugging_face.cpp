@@ -17,23 +17,44 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-ordered_json gpt_config(const LanguageModelShape& shape) {
+// The fields that name the architecture, which come first.
+ordered_json named_config(const Architecture& kind) {
   return {
-      {"architectures", ordered_json::array({"GPT2LMHeadModel"})},
-      {"model_type", "gpt2"},
-      {"activation_function", "gelu_new"},
-      {"n_layer", shape.layers},
-      {"n_embd", shape.hidden_size},
-      {"n_head", shape.heads},
-      {"n_inner", shape.intermediate_size},
-      {"n_positions", shape.max_positions},
-      {"vocab_size", shape.vocab_size},
-      {"layer_norm_epsilon", shape.norm_eps},
-      {"initializer_range", 0.02},
-      {"attn_pdrop", shape.dropout},
-      {"embd_pdrop", shape.dropout},
-      {"resid_pdrop", shape.dropout},
-      {"scale_attn_weights", true}};
+      {"architectures", ordered_json::array({kind.class_name})},
+      {"model_type", kind.type}};
+}
+
+ordered_json gpt_config(const LanguageModelShape& shape) {
+  return {{"activation_function", "gelu_new"},
+          {"n_layer", shape.layers},
+          {"n_embd", shape.hidden_size},
+          {"n_head", shape.heads},
+          {"n_inner", shape.intermediate_size},
+          {"n_positions", shape.max_positions},
+          {"vocab_size", shape.vocab_size},
+          {"layer_norm_epsilon", shape.norm_eps},
+          {"initializer_range", 0.02},
+          {"attn_pdrop", shape.dropout},
+          {"embd_pdrop", shape.dropout},
+          {"resid_pdrop", shape.dropout},
+          {"scale_attn_weights", true}};
+}
+
+// The fields of a mixture, by the names that its architecture has for them.
+ordered_json expert_config(const LanguageModelShape& shape) {
+  const auto& kind = *shape.kind;
+  if (!kind.has_experts()) return ordered_json::object();
+  ordered_json config = {
+      {kind.experts.count, shape.experts},
+      {"num_experts_per_tok", shape.experts_per_token},
+      {kind.experts.size, shape.intermediate_size},
+      {"output_router_logits", false}};
+  if (kind.may_not_normalize) {
+    config["norm_topk_prob"] = shape.normalize_routing;
+    config["decoder_sparse_step"] = 1;
+    config["mlp_only_layers"] = ordered_json::array();
+  }
+  return config;
 }
 
 ordered_json llama_config(const LanguageModelShape& shape) {
@@ -46,13 +67,11 @@ ordered_json llama_config(const LanguageModelShape& shape) {
         {"high_freq_factor", shape.rope_high_freq_factor},
         {"original_max_position_embeddings", shape.rope_original_positions}};
   }
-  return {
-      {"architectures", ordered_json::array({"LlamaForCausalLM"})},
-      {"model_type", "llama"},
+  ordered_json config = {
       {"hidden_act", "silu"},
       {"num_hidden_layers", shape.layers},
       {"hidden_size", shape.hidden_size},
-      {"head_dim", shape.head_size()},
+      {"head_dim", shape.head_size},
       {"num_attention_heads", shape.heads},
       {"num_key_value_heads", shape.kv_heads},
       {"intermediate_size", shape.intermediate_size},
@@ -65,6 +84,12 @@ ordered_json llama_config(const LanguageModelShape& shape) {
       {"attention_bias", false},
       {"attention_dropout", 0.0},
       {"mlp_bias", false}};
+  if (shape.kind->window) {
+    config["sliding_window"] = nullptr;
+    if (shape.window > 0) config["sliding_window"] = shape.window;
+  }
+  config.update(expert_config(shape));
+  return config;
 }
 
 void write_text(const fs::path& path, const std::string& text) {
@@ -118,9 +143,8 @@ void check_disk_space(const std::string& folder, int64_t bytes) {
 
 std::string
 write_config(const LanguageModelShape& shape, const ConfigText& text) {
-  ordered_json config = shape.family == LanguageModelShape::Family::gpt
-                            ? gpt_config(shape)
-                            : llama_config(shape);
+  ordered_json config = named_config(*shape.kind);
+  config.update(shape.kind->gpt ? gpt_config(shape) : llama_config(shape));
   config["tie_word_embeddings"] = shape.tie_embeddings;
   for (const char* token : {"bos_token_id", "eos_token_id"}) {
     config[token] = nullptr;

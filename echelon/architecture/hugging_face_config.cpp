@@ -43,6 +43,9 @@ class Fields {
     return found != object_.end() && !found->is_null();
   }
 
+  /// Also where it is null.
+  bool is_there(const std::string& key) const { return object_.contains(key); }
+
   int64_t count(const std::string& key) const { return whole(key, 1); }
   int64_t count(const std::string& key, int64_t otherwise) const {
     return has(key) ? whole(key, 1) : otherwise;
@@ -366,25 +369,45 @@ const Family& family_of(const Fields& fields) {
   fields.refuse("model_type", "it names the family, such as gpt2 or llama");
 }
 
-// What transformers takes for fields that are missing.
-const json& gpt_defaults() {
-  static const json defaults = {
-      {"n_layer", 12},
-      {"n_embd", 768},
-      {"n_head", 12},
-      {"vocab_size", 50257},
-      {"n_positions", 1024}};
-  return defaults;
+// What transformers takes for fields that are missing, by model_type.
+const json& defaults_of(const std::string& type) {
+  static const json defaults = json::parse(R"({
+    "gpt2": {
+      "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257,
+      "n_positions": 1024},
+    "llama": {
+      "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+      "intermediate_size": 11008, "vocab_size": 32000,
+      "max_position_embeddings": 2048},
+    "mistral": {
+      "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+      "num_key_value_heads": 8, "intermediate_size": 14336,
+      "vocab_size": 32000, "max_position_embeddings": 131072},
+    "qwen2": {
+      "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+      "num_key_value_heads": 32, "intermediate_size": 22016,
+      "vocab_size": 151936, "max_position_embeddings": 32768},
+    "qwen3": {
+      "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+      "num_key_value_heads": 32, "head_dim": 128, "intermediate_size": 22016,
+      "vocab_size": 151936, "max_position_embeddings": 32768},
+    "mixtral": {
+      "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+      "num_key_value_heads": 8, "intermediate_size": 14336,
+      "vocab_size": 32000, "max_position_embeddings": 131072,
+      "rms_norm_eps": 1e-5, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+      "num_hidden_layers": 24, "hidden_size": 2048, "num_attention_heads": 32,
+      "num_key_value_heads": 4, "intermediate_size": 6144,
+      "vocab_size": 151936, "max_position_embeddings": 32768,
+      "moe_intermediate_size": 768, "num_experts_per_tok": 8,
+      "norm_topk_prob": false}})");
+  return defaults.at(type);
 }
 
-const json& llama_defaults() {
-  static const json defaults = {
-      {"num_hidden_layers", 32},
-      {"hidden_size", 4096},
-      {"num_attention_heads", 32},
-      {"intermediate_size", 11008},
-      {"vocab_size", 32000}};
-  return defaults;
+// The base of rotary positions in the same releases; null: 10000.
+double default_theta(const std::string& type) {
+  return type == "mixtral" ? 1e6 : 1e4;
 }
 
 ModelOptions options_of(const char* name, const ConfigShape& config) {
@@ -419,12 +442,15 @@ ModelOptions gpt_options(const Fields& fields) {
 
 // The scaling of rotary positions: rope_scaling of transformers, or, from
 // version 5 on, rope_parameters, which also has rope_theta.
-void read_rope(const Fields& fields, ModelOptions& options) {
-  options.rope_theta = fields.real("rope_theta", 10000);
+void read_rope(const Fields& fields, double theta, ModelOptions& options) {
+  options.rope_theta = fields.real("rope_theta", theta);
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
     if (!fields.has(name)) continue;
     const auto rope = fields.object(name);
     options.rope_theta = rope.real("rope_theta", options.rope_theta);
+    if (rope.real("partial_rotary_factor", 1) != 1) {
+      rope.refuse("partial_rotary_factor", "all of a head is rotated here");
+    }
     const std::string key = rope.has("rope_type") ? "rope_type" : "type";
     const auto kind = rope.text(key, "default");
     if (kind == "default") continue;
@@ -439,23 +465,68 @@ void read_rope(const Fields& fields, ModelOptions& options) {
   if (options.rope_theta <= 0) fields.refuse("rope_theta", "must be above 0");
 }
 
-ModelOptions llama_options(const Fields& fields) {
-  const ConfigShape config = read_llama(fields);
-  ModelOptions options = options_of("llama", config);
+// A window may be in all layers or in none.
+void read_window(
+    const Fields& fields, const Architecture& kind, ModelOptions& options) {
+  if (kind.window) {
+    // A mistral has one where the field is missing; null says that it has none.
+    const bool usual = kind.type == std::string("mistral") &&
+                       !fields.is_there("sliding_window");
+    options.window = usual ? 4096 : fields.count("sliding_window", 0);
+  }
+  if (!fields.has("layer_types")) return;
+  const char* expected =
+      options.window > 0 ? "sliding_attention" : "full_attention";
+  for (const json& type : fields.list("layer_types")) {
+    if (type == expected) continue;
+    fields.refuse(
+        "layer_types",
+        format("Echelon computes such models with {} in each layer", expected));
+  }
+}
+
+void read_experts(
+    const Fields& fields, const Architecture& kind, const ExpertShape& shape,
+    ModelOptions& options) {
+  if (!kind.has_experts()) return;
+  options.experts = shape.experts;
+  options.experts_per_token = shape.experts_per_token;
+  options.intermediate_size = shape.ffn;
+  if (kind.may_not_normalize) {
+    options.normalize_routing = fields.flag("norm_topk_prob", false);
+  }
+  if (shape.every != 1) {
+    fields.refuse("decoder_sparse_step", "known is 1: experts in each layer");
+  }
+  if (fields.real("router_jitter_noise", 0) != 0) {
+    fields.refuse("router_jitter_noise", "known is 0: routing without noise");
+  }
+  if (fields.flag("output_router_logits", false)) {
+    fields.refuse(
+        "output_router_logits",
+        "it adds the loss of router_aux_loss_coef; set it to false, and "
+        "[model] aux_loss for training");
+  }
+}
+
+ModelOptions llama_options(
+    const Fields& fields, const Architecture& kind, const ConfigShape& config) {
+  ModelOptions options = options_of(kind.name, config);
   options.kv_heads = config.shape.key_value_heads();
   options.norm_eps = fields.real("rms_norm_eps", 1e-6);
   options.tie_embeddings = config.shape.tied;
-  read_rope(fields, options);
-  const int64_t size = options.hidden_size / options.heads;
-  if (config.shape.head_size() != size) {
-    fields.refuse(
-        "head_dim",
-        format("must be hidden_size / num_attention_heads = {}", size));
+  read_rope(fields, default_theta(kind.type), options);
+  const int64_t own = fields.count("head_dim", 0);
+  if (own > 0 && own * options.heads != options.hidden_size) {
+    options.head_size = own;
   }
+  read_window(fields, kind, options);
+  read_experts(fields, kind, config.shape.experts, options);
   if (fields.text("hidden_act", "silu") != "silu") {
     fields.refuse("hidden_act", "known is silu");
   }
   fields.need("attention_bias", false);
+  fields.need("mlp_bias", false);
   if (fields.real("attention_dropout", 0) != 0) {
     fields.refuse(
         "attention_dropout",
@@ -465,21 +536,34 @@ ModelOptions llama_options(const Fields& fields) {
   return options;
 }
 
+// "GPT2LMHeadModel, LlamaForCausalLM … and Qwen3MoeForCausalLM"
+std::string known_classes() {
+  std::string names;
+  const auto& all = architectures();
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i > 0) names += i + 1 == all.size() ? " and " : ", ";
+    names += all[i].class_name;
+  }
+  return names;
+}
+
 // A configuration that was saved without its model names only the family.
-std::string architecture_of(const json& config, const std::string& path) {
-  const auto family = config.find("model_type");
+const Architecture& architecture_of(const json& config, const Fields& fields) {
+  const auto type = config.find("model_type");
   const json names = config.value("architectures", json());
-  if (names.is_null() && family != config.end()) {
-    if (*family == "gpt2") return "GPT2LMHeadModel";
-    if (*family == "llama") return "LlamaForCausalLM";
+  for (const auto& kind : architectures()) {
+    if (names.is_null() && type != config.end() && *type == kind.type) {
+      return kind;
+    }
   }
   if (!names.is_array() || names.size() != 1 || !names[0].is_string()) {
-    throw DataError(
-        path +
-        ": \"architectures\" does not name one; known are "
-        "[\"GPT2LMHeadModel\"] and [\"LlamaForCausalLM\"]");
+    fields.refuse(
+        "architectures", "does not name one; known are " + known_classes());
   }
-  return names[0].get<std::string>();
+  for (const auto& kind : architectures()) {
+    if (names[0] == kind.class_name) return kind;
+  }
+  fields.refuse("architectures", "known are " + known_classes());
 }
 
 json parse_object(std::string_view text, const std::string& name) {
@@ -518,21 +602,20 @@ ConfigShape parse_shape(std::string_view text, const std::string& name) {
 
 ModelOptions read_config(const std::string& path) {
   json config = parse_object(read_config_text(path), path);
-  const auto architecture = architecture_of(config, path);
   const Fields fields(config, path, "Echelon computes such models with");
+  const auto& kind = architecture_of(config, fields);
   if (fields.has("quantization_config")) {
     fields.refuse("quantization_config", "quantised weights are not read");
   }
-  const bool gpt = architecture == "GPT2LMHeadModel";
-  if (!gpt && architecture != "LlamaForCausalLM") {
-    fields.refuse(
-        "architectures", "known are GPT2LMHeadModel and LlamaForCausalLM");
-  }
-  for (const auto& [key, value] :
-       (gpt ? gpt_defaults() : llama_defaults()).items()) {
+  for (const auto& [key, value] : defaults_of(kind.type).items()) {
     if (!fields.has(key)) config[key] = value;
   }
-  const auto options = gpt ? gpt_options(fields) : llama_options(fields);
+  const auto* family = std::ranges::find_if(kFamilies, [&](const Family& one) {
+    return one.type == std::string(kind.type);
+  });
+  const auto options = kind.gpt
+                           ? gpt_options(fields)
+                           : llama_options(fields, kind, family->read(fields));
   try {
     language_model_shape(options, options.vocab_size);
   } catch (const ConfigError& error) {

@@ -1,5 +1,5 @@
-// Hugging Face's config.json: of any family as a shape, of GPT-2 and Llama as
-// the options that train it.
+// Hugging Face's config.json: of any family as a shape, of those that are
+// trained here (architectures() in language_model.h) as the options for it.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ ConfigShape parse_shape(std::string_view text, const std::string& name);
 std::string read_config_text(const std::filesystem::path& path);
 
 /// The model of a config.json, every number set: name "gpt" for
-/// GPT2LMHeadModel, "llama" for LlamaForCausalLM; where no architecture is
-/// named, by model_type, "gpt2" or "llama". Missing fields have transformers'
+/// GPT2LMHeadModel, "llama" for LlamaForCausalLM and so on; where no
+/// architecture is named, by model_type. Missing fields have transformers'
 /// defaults.
 ///
 ///   path  of the config.json
@@ -36,7 +36,8 @@ std::string read_config_text(const std::filesystem::path& path);
 /// Throws DataError, with the field, its value and the known values, when the
 /// file is missing or malformed, for another architecture, and for settings
 /// that these models do not support: other activations, biases or scalings of
-/// llama, a quantised model, dropouts that differ …
+/// positions, windows in some layers alone, a quantised model, dropouts that
+/// differ …
 ModelOptions read_config(const std::string& path);
 
 }  // namespace echelon::hugging_face

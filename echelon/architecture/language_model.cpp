@@ -6,6 +6,8 @@
 // and the names of Hugging Face's state dict.
 #include "echelon/architecture/language_model.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <map>
 
@@ -15,12 +17,33 @@
 namespace echelon {
 namespace {
 
-using Family = LanguageModelShape::Family;
 using Kind = InitialValue::Kind;
+
+constexpr ExpertNames kMixtralExperts = {
+    .module = "block_sparse_moe",
+    .gate = "w1",
+    .up = "w3",
+    .down = "w2",
+    .count = "num_local_experts",
+    .size = "intermediate_size"};
+constexpr ExpertNames kQwenExperts = {
+    .module = "mlp",
+    .gate = "gate_proj",
+    .up = "up_proj",
+    .down = "down_proj",
+    .count = "num_experts",
+    .size = "moe_intermediate_size"};
+
+const Architecture* architecture_named(const std::string& name) {
+  for (const auto& one : architectures()) {
+    if (name == one.name) return &one;
+  }
+  return nullptr;
+}
 
 LanguageModelShape gpt2(int64_t layers, int64_t hidden, int64_t heads) {
   return {
-      .family = Family::gpt,
+      .kind = architecture_named("gpt"),
       .layers = layers,
       .hidden_size = hidden,
       .heads = heads,
@@ -35,7 +58,7 @@ LanguageModelShape llama3(
     int64_t layers, int64_t hidden, int64_t heads, int64_t kv_heads,
     int64_t intermediate) {
   return {
-      .family = Family::llama,
+      .kind = architecture_named("llama"),
       .layers = layers,
       .hidden_size = hidden,
       .heads = heads,
@@ -89,13 +112,13 @@ LanguageModelShape collected(const ModelOptions& options, int64_t vocabulary) {
   if (size != nullptr) {
     base = *size;
     // Numbers that follow from another one, unless they are set themselves.
-    if (options.hidden_size != 0 && base.family == Family::gpt) {
+    if (options.hidden_size != 0 && base.kind->gpt) {
       base.intermediate_size = 0;
     }
     if (options.heads != 0 && base.kv_heads == base.heads) base.kv_heads = 0;
   } else {
     base = {
-        .family = options.name == "gpt" ? Family::gpt : Family::llama,
+        .kind = architecture_named(options.name),
         .layers = 0,
         .hidden_size = 0,
         .heads = 0,
@@ -107,10 +130,22 @@ LanguageModelShape collected(const ModelOptions& options, int64_t vocabulary) {
   base.hidden_size = or_else(options.hidden_size, base.hidden_size);
   base.heads = or_else(options.heads, base.heads);
   base.kv_heads = or_else(or_else(options.kv_heads, base.kv_heads), base.heads);
+  base.head_size = options.head_size;
+  if (base.head_size == 0 && base.heads > 0) {
+    base.head_size = base.hidden_size / base.heads;
+  }
+  base.window = options.window;
   base.intermediate_size =
       or_else(options.intermediate_size, base.intermediate_size);
-  if (base.family == Family::gpt && base.intermediate_size == 0) {
+  if (base.kind->gpt && base.intermediate_size == 0) {
     base.intermediate_size = 4 * base.hidden_size;
+  }
+  base.experts = options.experts;
+  base.experts_per_token = options.experts_per_token;
+  if (base.kind->has_experts()) {
+    base.normalize_routing = options.normalize_routing;
+    base.aux_loss = options.aux_loss;
+    base.z_loss = options.z_loss;
   }
   base.vocab_size = vocabulary;
   base.max_positions = or_else(options.max_positions, base.max_positions);
@@ -123,8 +158,8 @@ LanguageModelShape collected(const ModelOptions& options, int64_t vocabulary) {
   }
   if (options.norm_eps > 0) base.norm_eps = options.norm_eps;
   base.dropout = options.dropout;
-  base.tie_embeddings = base.tie_embeddings || options.tie_embeddings ||
-                        base.family == Family::gpt;
+  base.tie_embeddings =
+      base.tie_embeddings || options.tie_embeddings || base.kind->gpt;
   return base;
 }
 
@@ -139,19 +174,72 @@ void check_complete(
   need("hidden_size", shape.hidden_size);
   need("heads", shape.heads);
   // A gpt's is 4 * hidden_size, so that hidden_size is what is missing.
-  if (shape.family == Family::llama || shape.hidden_size > 0) {
+  if (!shape.kind->gpt || shape.hidden_size > 0) {
     need("intermediate_size", shape.intermediate_size);
+  }
+  if (shape.kind->has_experts()) {
+    need("experts", shape.experts);
+    need("experts_per_token", shape.experts_per_token);
   }
   need("max_positions", shape.max_positions);
   if (missing.empty()) return;
+  const std::string kind = shape.kind->name;
+  const std::string sized = kind == "gpt"     ? "gpt2"
+                            : kind == "llama" ? "llama-160m"
+                                              : "";
   throw ConfigError(format(
-      "{} has no numbers of its own: set {}, or name a size, as in name=\"{}\"",
-      place(options), missing,
-      shape.family == Family::gpt ? "gpt2" : "llama-160m"));
+      "{} has no numbers of its own: set {}{}", place(options), missing,
+      sized.empty() ? ""
+                    : format(", or name a size, as in name=\"{}\"", sized)));
+}
+
+// "mixtral or qwen3-moe": the architectures for which `has` holds.
+template <class Has>
+std::string kinds_with(const Has& has) {
+  std::string names;
+  for (const auto& kind : architectures()) {
+    if (!has(kind)) continue;
+    names += format("{}\"{}\"", names.empty() ? "" : " or ", kind.name);
+  }
+  return names;
+}
+
+// Numbers that the architecture does not have.
+void check_kind(const ModelOptions& options, const LanguageModelShape& shape) {
+  const auto& kind = *shape.kind;
+  if (shape.window > 0 && !kind.window) {
+    throw ConfigError(format(
+        "{}: window={}, but attention reaches all tokens there; leave window "
+        "out, or use name={}",
+        place(options), shape.window,
+        kinds_with([](const auto& one) { return one.window; })));
+  }
+  const bool any = shape.experts > 0 || shape.experts_per_token > 0;
+  if (any && !kind.has_experts()) {
+    throw ConfigError(format(
+        "{}: experts={} and experts_per_token={}, but its blocks have one MLP; "
+        "leave them out, or use name={}",
+        place(options), shape.experts, shape.experts_per_token,
+        kinds_with([](const auto& one) { return one.has_experts(); })));
+  }
+  if (shape.experts_per_token > shape.experts) {
+    throw ConfigError(format(
+        "{}: experts_per_token={}, but there are experts={}; a token goes to "
+        "each at most once, so set {} or fewer",
+        place(options), shape.experts_per_token, shape.experts, shape.experts));
+  }
+  if (!shape.normalize_routing && !kind.may_not_normalize) {
+    throw ConfigError(format(
+        "{}: normalize_routing=false, but the weights of its experts always "
+        "sum to 1; leave it out, or use name={}",
+        place(options),
+        kinds_with([](const auto& one) { return one.may_not_normalize; })));
+  }
 }
 
 void check_heads(const ModelOptions& options, const LanguageModelShape& shape) {
-  if (shape.hidden_size % shape.heads != 0) {
+  const bool own = options.head_size > 0 && !shape.kind->gpt;
+  if (!own && shape.hidden_size % shape.heads != 0) {
     const int64_t below = shape.hidden_size / shape.heads * shape.heads;
     throw ConfigError(format(
         "{}: hidden_size={} does not divide by heads={}; {} or {} does",
@@ -164,7 +252,13 @@ void check_heads(const ModelOptions& options, const LanguageModelShape& shape) {
         ": rope_low_freq_factor is not below rope_high_freq_factor; Llama 3 "
         "has 1 and 4");
   }
-  if (shape.family == Family::gpt) {
+  if (shape.kind->gpt) {
+    if (shape.head_size * shape.heads != shape.hidden_size) {
+      throw ConfigError(format(
+          "{}: head_size={}, but the {} heads of a gpt share hidden_size={}; "
+          "leave head_size out, or use name=\"llama\"",
+          place(options), shape.head_size, shape.heads, shape.hidden_size));
+    }
     if (shape.kv_heads == shape.heads) return;
     throw ConfigError(format(
         "{}: kv_heads={}, but each of a gpt's {} heads has its own keys and "
@@ -178,12 +272,14 @@ void check_heads(const ModelOptions& options, const LanguageModelShape& shape) {
         "each head of keys and values",
         place(options), shape.heads, shape.kv_heads));
   }
-  if (shape.head_size() % 2 != 0) {
+  if (shape.head_size % 2 != 0) {
     throw ConfigError(format(
-        "{}: hidden_size={} / heads={} = {}, but rotary positions turn pairs "
-        "of "
-        "features; it must be even",
-        place(options), shape.hidden_size, shape.heads, shape.head_size()));
+        "{}: {}, but rotary positions turn pairs of features; it must be even",
+        place(options),
+        own ? format("head_size={}", shape.head_size)
+            : format(
+                  "hidden_size={} / heads={} = {}", shape.hidden_size,
+                  shape.heads, shape.head_size)));
   }
 }
 
@@ -251,20 +347,52 @@ void list_gpt(Parameters& list, const LanguageModelShape& shape) {
   list.norm("transformer.ln_f", hidden, true);
 }
 
+// The MLP of a block, or its experts.
+void list_feed_forward(
+    Parameters& list, const LanguageModelShape& shape,
+    const std::string& block) {
+  const int64_t hidden = shape.hidden_size;
+  const int64_t inner = shape.intermediate_size;
+  const auto mlp = [&](const std::string& prefix, const char* gate,
+                       const char* up, const char* down) {
+    list.matrix(format("{}{}.weight", prefix, gate), inner, hidden);
+    list.matrix(format("{}{}.weight", prefix, up), inner, hidden);
+    list.matrix(format("{}{}.weight", prefix, down), hidden, inner);
+  };
+  if (!shape.kind->has_experts()) {
+    return mlp(block + "mlp.", "gate_proj", "up_proj", "down_proj");
+  }
+  const auto& names = shape.kind->experts;
+  const std::string mixture = format("{}{}.", block, names.module);
+  list.matrix(mixture + "gate.weight", shape.experts, hidden);
+  for (int64_t i = 0; i < shape.experts; ++i) {
+    mlp(format("{}experts.{}.", mixture, i), names.gate, names.up, names.down);
+  }
+}
+
 void list_llama(Parameters& list, const LanguageModelShape& shape) {
   const int64_t hidden = shape.hidden_size;
-  const int64_t kv = shape.kv_heads * shape.head_size();
+  const int64_t queries = shape.heads * shape.head_size;
+  const int64_t kv = shape.kv_heads * shape.head_size;
   list.matrix("model.embed_tokens.weight", shape.vocab_size, hidden);
   for (int64_t i = 0; i < shape.layers; ++i) {
     const std::string block = format("model.layers.{}.", i);
-    list.matrix(block + "self_attn.q_proj.weight", hidden, hidden);
-    list.matrix(block + "self_attn.k_proj.weight", kv, hidden);
-    list.matrix(block + "self_attn.v_proj.weight", kv, hidden);
-    list.matrix(block + "self_attn.o_proj.weight", hidden, hidden);
-    const int64_t inner = shape.intermediate_size;
-    list.matrix(block + "mlp.gate_proj.weight", inner, hidden);
-    list.matrix(block + "mlp.up_proj.weight", inner, hidden);
-    list.matrix(block + "mlp.down_proj.weight", hidden, inner);
+    const auto projection = [&](const char* name, int64_t out) {
+      list.matrix(format("{}self_attn.{}.weight", block, name), out, hidden);
+      if (!shape.kind->qkv_biases) return;
+      list.add(
+          format("{}self_attn.{}.bias", block, name), {out},
+          {Kind::constant, 0});
+    };
+    projection("q_proj", queries);
+    projection("k_proj", kv);
+    projection("v_proj", kv);
+    list.matrix(block + "self_attn.o_proj.weight", hidden, queries);
+    if (shape.kind->qk_norm) {
+      list.norm(block + "self_attn.q_norm", shape.head_size, false);
+      list.norm(block + "self_attn.k_norm", shape.head_size, false);
+    }
+    list_feed_forward(list, shape, block);
     list.norm(block + "input_layernorm", hidden, false);
     list.norm(block + "post_attention_layernorm", hidden, false);
   }
@@ -273,9 +401,59 @@ void list_llama(Parameters& list, const LanguageModelShape& shape) {
 
 }  // namespace
 
+const std::vector<Architecture>& architectures() {
+  static const std::vector<Architecture> all = {
+      {.name = "gpt",
+       .type = "gpt2",
+       .class_name = "GPT2LMHeadModel",
+       .gpt = true},
+      {.name = "llama", .type = "llama", .class_name = "LlamaForCausalLM"},
+      {.name = "mistral",
+       .type = "mistral",
+       .class_name = "MistralForCausalLM",
+       .window = true},
+      {.name = "qwen2",
+       .type = "qwen2",
+       .class_name = "Qwen2ForCausalLM",
+       .qkv_biases = true},
+      {.name = "qwen3",
+       .type = "qwen3",
+       .class_name = "Qwen3ForCausalLM",
+       .qk_norm = true},
+      {.name = "mixtral",
+       .type = "mixtral",
+       .class_name = "MixtralForCausalLM",
+       .window = true,
+       .experts = kMixtralExperts},
+      {.name = "qwen3-moe",
+       .type = "qwen3_moe",
+       .class_name = "Qwen3MoeForCausalLM",
+       .qk_norm = true,
+       .experts = kQwenExperts,
+       .may_not_normalize = true}};
+  return all;
+}
+
+std::optional<int64_t> expert_of(std::string_view parameter) {
+  constexpr std::string_view kExperts = ".experts.";
+  const size_t at = parameter.find(kExperts);
+  if (at == std::string_view::npos) return std::nullopt;
+  parameter.remove_prefix(at + kExperts.size());
+  int64_t number = 0;
+  const auto* end = parameter.data() + parameter.size();
+  const auto [rest, error] = std::from_chars(parameter.data(), end, number);
+  if (error != std::errc() || rest == end || *rest != '.') return std::nullopt;
+  return number;
+}
+
 bool is_language_model(const ModelOptions& options) {
-  return options.name == "gpt" || options.name == "llama" ||
+  return architecture_named(options.name) != nullptr ||
          size_of(options.name) != nullptr;
+}
+
+bool has_experts(const ModelOptions& options) {
+  const auto* kind = architecture_named(options.name);
+  return kind != nullptr && kind->has_experts();
 }
 
 int64_t vocabulary(const ModelOptions& options, int64_t data_vocabulary) {
@@ -304,24 +482,35 @@ language_model_shape(const ModelOptions& options, int64_t vocabulary) {
   }
   const auto shape = collected(options, vocabulary);
   check_complete(options, shape);
+  check_kind(options, shape);
   check_heads(options, shape);
   return shape;
 }
 
 TransformerShape transformer_shape(const LanguageModelShape& shape) {
-  const bool gpt = shape.family == Family::gpt;
+  const auto& kind = *shape.kind;
+  const bool gpt = kind.gpt;
+  const bool own_heads = shape.head_size * shape.heads != shape.hidden_size;
   return {
       .layers = shape.layers,
       .hidden = shape.hidden_size,
       .heads = shape.heads,
       .kv_heads = gpt ? 0 : shape.kv_heads,
+      .head_dim = own_heads ? shape.head_size : 0,
       .ffn = shape.intermediate_size,
       .vocab = shape.vocab_size,
       .gated = !gpt,
       .tied = shape.tie_embeddings,
       .positions = gpt ? shape.max_positions : 0,
       .biases = gpt,
-      .rms_norm = !gpt};
+      .qkv_biases = kind.qkv_biases,
+      .rms_norm = !gpt,
+      .qk_norm = kind.qk_norm,
+      .window = shape.window,
+      .experts =
+          kind.has_experts()
+              ? ExpertShape{.experts = shape.experts, .experts_per_token = shape.experts_per_token, .ffn = shape.intermediate_size}
+              : ExpertShape{}};
 }
 
 void check_language_model(
@@ -343,15 +532,17 @@ void check_language_model(
         place(options), tp, count, what, count));
   };
   need("heads", shape.heads);
-  need("features of the MLP (intermediate_size)", shape.intermediate_size);
+  need(
+      shape.kind->has_experts() ? "features of an expert (intermediate_size)"
+                                : "features of the MLP (intermediate_size)",
+      shape.intermediate_size);
   need("tokens of the vocabulary (vocab_size)", shape.vocab_size);
 }
 
 std::vector<ParameterInfo>
 list_language_parameters(const LanguageModelShape& shape, ModelDtype dtype) {
   Parameters list(to_string(dtype));
-  const bool gpt = shape.family == Family::gpt;
-  (gpt ? list_gpt : list_llama)(list, shape);
+  (shape.kind->gpt ? list_gpt : list_llama)(list, shape);
   list.matrix("lm_head.weight", shape.vocab_size, shape.hidden_size);
   auto parameters = list.take();
   if (shape.tie_embeddings) {
@@ -361,7 +552,7 @@ list_language_parameters(const LanguageModelShape& shape, ModelDtype dtype) {
 }
 
 std::vector<std::string> list_language_layers(const LanguageModelShape& shape) {
-  const bool gpt = shape.family == Family::gpt;
+  const bool gpt = shape.kind->gpt;
   std::vector<std::string> names = {"model.embed_tokens"};
   if (gpt) names = {"transformer.wte", "transformer.wpe"};
   for (int64_t i = 0; i < shape.layers; ++i) {

@@ -6,10 +6,22 @@
 //   llama  RMSNorm, rotary positions, SwiGLU, grouped queries. Touvron et al.,
 //          2023, arXiv:2302.13971 and 2307.09288; Grattafiori et al., 2024,
 //          arXiv:2407.21783.
+//
+// The other architectures are a llama with something more (architectures()):
+//
+//   mistral    a window of attention. Jiang et al., 2023, arXiv:2310.06825.
+//   qwen2      biases of queries, keys and values. Yang et al., 2024,
+//              arXiv:2407.10671.
+//   qwen3      norms of queries and keys. Yang et al., 2025, arXiv:2505.09388.
+//   mixtral    a mistral with a mixture of experts in place of each MLP. Jiang
+//              et al., 2024, arXiv:2401.04088.
+//   qwen3-moe  a qwen3 with a mixture of experts.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "echelon/architecture/parameter_list.h"
@@ -18,15 +30,55 @@
 
 namespace echelon {
 
+/// What a block with a mixture of experts calls its parts: parameters are
+/// "MODULE.gate.weight" (the router) and "MODULE.experts.7.UP.weight".
+struct ExpertNames {
+  const char* module = nullptr;  // null: the architecture has an MLP
+  const char* gate = nullptr;
+  const char* up = nullptr;
+  const char* down = nullptr;
+  /// In a config.json of transformers.
+  const char* count = nullptr;
+  const char* size = nullptr;
+};
+
+/// A kind of language model: what no number says.
+struct Architecture {
+  const char* name;          // in [model] name
+  const char* type;          // in transformers: "model_type"
+  const char* class_name;    // in transformers: "architectures"
+  bool gpt = false;          // the layers of GPT-2, else those of Llama
+  bool qkv_biases = false;   // of queries, keys and values
+  bool qk_norm = false;      // queries and keys are normalised, head by head
+  bool window = false;       // may have a window of attention
+  ExpertNames experts = {};  // of a mixture
+  bool may_not_normalize = false;  // the weights of a token's experts
+
+  bool has_experts() const { return experts.module != nullptr; }
+};
+
+/// All of them; gpt and llama are the first.
+const std::vector<Architecture>& architectures();
+
+/// The number in ".experts.7." of a parameter's name; none: it belongs to no
+/// expert.
+std::optional<int64_t> expert_of(std::string_view parameter);
+
 /// Every number is set.
 struct LanguageModelShape {
-  enum class Family { gpt, llama };
-  Family family = Family::gpt;
-  int64_t layers = 1;             // transformer blocks
-  int64_t hidden_size = 1;        // heads * head_size()
-  int64_t heads = 1;              // of queries
+  const Architecture* kind = &architectures().front();  // never null
+  int64_t layers = 1;                                   // transformer blocks
+  int64_t hidden_size = 1;                              // features of a token
+  int64_t heads = 1;                                    // of queries
   int64_t kv_heads = 1;           // of keys and values; gpt: heads
-  int64_t intermediate_size = 1;  // of the MLP
+  int64_t head_size = 1;          // features of a head
+  int64_t window = 0;             // tokens that attention reaches; 0: all
+  int64_t intermediate_size = 1;  // of the MLP, or of one expert
+  int64_t experts = 0;            // of each block; 0: an MLP
+  int64_t experts_per_token = 0;
+  bool normalize_routing = true;
+  double aux_loss = 0;
+  double z_loss = 0;
   int64_t vocab_size = 1;
   int64_t max_positions = 1;    // longest sequence
   double rope_theta = 10000.0;  // llama; see parallel/tensor/rotary.h
@@ -38,12 +90,13 @@ struct LanguageModelShape {
   double dropout = 0.0;
   bool tie_embeddings = false;  // gpt: true
 
-  int64_t head_size() const { return hidden_size / heads; }
   bool operator==(const LanguageModelShape&) const = default;
 };
 
-/// Whether `options.name` is one of gpt*, llama*.
+/// Whether `options.name` is an architecture or a size of one.
 bool is_language_model(const ModelOptions& options);
+/// Whether it is one whose blocks have a mixture of experts.
+bool has_experts(const ModelOptions& options);
 
 /// The vocabulary size: options.vocab_size, else that of the size which `name`
 /// names, else `data_vocabulary`. Throws ConfigError when none of them is set,
@@ -53,7 +106,8 @@ int64_t vocabulary(const ModelOptions& options, int64_t data_vocabulary);
 /// Throws ConfigError for numbers that are missing (all of them in one message)
 /// or do not fit together: heads that do not divide hidden_size, kv_heads that
 /// do not divide heads, a head of odd size with rotary positions, kv_heads of a
-/// gpt.
+/// gpt, more experts_per_token than experts, and numbers that the architecture
+/// does not have.
 ///
 ///   vocabulary  as vocabulary() returns it
 LanguageModelShape
@@ -84,7 +138,7 @@ list_language_parameters(const LanguageModelShape& shape, ModelDtype dtype);
 
 /// "transformer.wte", "transformer.wpe", "transformer.h.0" …,
 /// "transformer.ln_f", "lm_head"; or "model.embed_tokens", "model.layers.0" …,
-/// "model.norm", "lm_head". Reads only `family` and `layers`.
+/// "model.norm", "lm_head". Reads only `kind` and `layers`.
 std::vector<std::string> list_language_layers(const LanguageModelShape& shape);
 
 }  // namespace echelon

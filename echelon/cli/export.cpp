@@ -117,8 +117,8 @@ shape_of(const ModelOptions& options, const TensorSource& weights) {
   if (!is_language_model(options)) {
     throw ConfigError(
         "[model] name=\"" + options.name +
-        "\": transformers can load Echelon's gpt and llama models only; leave "
-        "out --format huggingface");
+        "\": transformers can load Echelon's language models only; leave out "
+        "--format huggingface");
   }
   const auto embedding =
       list_language_layers(language_model_shape(options, 1)).front() +
@@ -219,8 +219,8 @@ int export_run(const ExportArguments& arguments) {
 void add_export(Command& root) {
   auto [command, arguments] = root.add(
       "export",
-      "write a run's weights as one safetensors file, or a gpt or llama as a "
-      "folder for Hugging Face's transformers",
+      "write a run's weights as one safetensors file, or a language model as "
+      "a folder for Hugging Face's transformers",
       "echelon export runs/first first.safetensors\n"
       "echelon export runs/gpt gpt-folder --format huggingface\n"
       "echelon export runs/gpt gpt-bf16 --format huggingface --dtype bfloat16\n"

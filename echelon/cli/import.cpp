@@ -167,7 +167,8 @@ void add_import(Command& root) {
   auto [command, arguments] = root.add(
       "import",
       "make a folder with a configuration and weights from a Hugging Face "
-      "folder of a GPT-2 or Llama: config.json and safetensors files, or the "
+      "folder of a GPT-2, Llama, Mistral, Mixtral, Qwen 2 or Qwen 3: "
+      "config.json and safetensors files, or the "
       "sharded files of torch.distributed.checkpoint",
       "echelon import path/to/gpt2 runs/gpt2\n"
       "echelon train runs/gpt2/config.toml --set data.path=a.txt --set "

@@ -36,7 +36,7 @@ void check_sample(const SampleArguments& arguments) {
   if (!is_language_model(job.model)) {
     throw ConfigError(
         arguments.run + ": its model is " + job.model.name +
-        ", not a language model; train a gpt or a llama");
+        ", not a language model; train a gpt or a llama, say");
   }
 }
 

@@ -17,11 +17,20 @@ MeshGroups::MeshGroups(World& world, const Layout& layout) : mesh_(layout) {
     return world.new_group(name, mesh_.ranks_along(world.rank(), axes));
   };
   const bool cut = layout.cp > 1;
-  data_ = layout.dp_shard == 1 && !cut
-              ? groups_.at(Axis::dp_replicate)
-              : together("dp", {Axis::dp_replicate, Axis::dp_shard, Axis::cp});
-  shard_ = cut ? together("dp_shard", {Axis::dp_shard, Axis::cp})
-               : groups_.at(Axis::dp_shard);
+  const bool spread = layout.ep > 1;
+  expert_shard_ = cut ? together("dp_shard", {Axis::dp_shard, Axis::cp})
+                      : groups_.at(Axis::dp_shard);
+  same_experts_ =
+      layout.dp_shard == 1 && !cut
+          ? groups_.at(Axis::dp_replicate)
+          : together("dp", {Axis::dp_replicate, Axis::dp_shard, Axis::cp});
+  data_ = spread ? together(
+                       "data",
+                       {Axis::dp_replicate, Axis::dp_shard, Axis::ep, Axis::cp})
+                 : *same_experts_;
+  shard_ = spread && expert_shard_->size() > 1
+               ? together("dp_shard", {Axis::dp_shard, Axis::ep, Axis::cp})
+               : *expert_shard_;
   data_index_ = mesh_.data_index(world.rank());
 }
 
@@ -29,7 +38,8 @@ MeshGroups MeshGroups::alone(World& world) {
   MeshGroups groups(Layout{});
   const Group one = world.new_group("one device", {world.rank()});
   for (Axis axis : kAxes) groups.groups_.emplace(axis, one);
-  groups.data_ = groups.shard_ = one;
+  groups.data_ = groups.same_experts_ = one;
+  groups.shard_ = groups.expert_shard_ = one;
   return groups;
 }
 

@@ -26,14 +26,24 @@ class MeshGroups {
   /// alone.
   const Group& along(Axis axis) const { return groups_.at(axis); }
   /// The ranks whose gradients are summed, because they have other samples or
-  /// other tokens of them: along dp_replicate, dp_shard and cp together.
+  /// other tokens of them: along dp_replicate, dp_shard, ep and cp together.
   const Group& data() const { return *data_; }
-  /// Those of them that shard parameters, where these are sharded: along
-  /// dp_shard and cp together.
+  /// Those of them that have the same experts: along dp_replicate, dp_shard and
+  /// cp together.
+  const Group& same_experts() const { return *same_experts_; }
+  /// The ranks that shard experts, where parameters are sharded: along dp_shard
+  /// and cp together.
+  const Group& expert_shard() const { return *expert_shard_; }
+  /// The ranks that shard what is no expert, where parameters are sharded, and
+  /// those that have the same of it: where several ranks shard experts, those
+  /// of ep shard all else too, otherwise they replicate it.
   const Group& shard() const { return *shard_; }
+  const Group& replicate() const {
+    return expert_shard().size() > 1 ? along(Axis::dp_replicate) : data();
+  }
   /// Ranks that see different samples. Those of cp have parts of the same ones.
-  int64_t data_degree() const { return mesh_.layout().data_degree(); }
-  /// The share of the samples that this rank sees, in [0, data_degree()).
+  int64_t data_ranks() const { return mesh_.layout().data_ranks(); }
+  /// The share of the samples that this rank sees, in [0, data_ranks()).
   int64_t data_index() const { return data_index_; }
 
  private:
@@ -42,6 +52,8 @@ class MeshGroups {
   Mesh mesh_;
   std::map<Axis, Group> groups_;
   std::optional<Group> data_;
+  std::optional<Group> same_experts_;
+  std::optional<Group> expert_shard_;
   std::optional<Group> shard_;
   int64_t data_index_ = 0;
 };

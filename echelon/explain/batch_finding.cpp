@@ -64,7 +64,7 @@ int64_t samples_of_a_pass(const Job& job) {
   const int64_t passes =
       job.layout.pp > 1 ? microbatches_of(job) : job.train.accumulate;
   return std::max<int64_t>(
-      1, job.train.batch / (job.layout.data_degree() * passes));
+      1, job.train.batch / (job.layout.data_ranks() * passes));
 }
 
 }  // namespace

@@ -146,7 +146,7 @@ struct Division {
 std::optional<Division> division_by_speed(const Evidence& evidence) {
   const auto& job = evidence.run.job;
   if (!job || job->train.rebalance_every > 0) return {};
-  const int64_t degree = job->layout.data_degree();
+  const int64_t degree = job->layout.data_ranks();
   if (degree == 1 || degree > kMostRanksListed ||
       static_cast<int64_t>(evidence.times.ranks.size()) !=
           job->layout.num_ranks()) {

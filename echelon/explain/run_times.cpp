@@ -48,17 +48,22 @@ class Groups {
 
  private:
   std::vector<int> ranks_along(int32_t rank, const std::string& axis) const {
-    // Parameters are sharded, and gradients summed, over cp too.
+    // Parameters are sharded, and gradients summed, over cp too, and over ep
+    // what is no expert (comm/mesh_groups.h).
+    const auto along = [&](const std::vector<Axis>& axes) {
+      return mesh_->ranks_along(rank, axes);
+    };
     if (axis == to_string(Axis::dp_shard)) {
-      return mesh_->ranks_along(
-          rank, std::vector<Axis>{Axis::dp_shard, Axis::cp});
+      return along({Axis::dp_shard, Axis::ep, Axis::cp});
     }
     for (const Axis one : kAxes) {
       if (to_string(one) == axis) return mesh_->ranks_along(rank, one);
     }
+    if (axis == "dp") {
+      return along({Axis::dp_replicate, Axis::dp_shard, Axis::cp});
+    }
     // "data": all ranks with other samples, or other tokens of them.
-    return mesh_->ranks_along(
-        rank, std::vector<Axis>{Axis::dp_replicate, Axis::dp_shard, Axis::cp});
+    return along({Axis::dp_replicate, Axis::dp_shard, Axis::ep, Axis::cp});
   }
 
   bool known_ = false;

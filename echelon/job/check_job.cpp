@@ -86,12 +86,7 @@ class Checker {
   }
 
   void check_layout() {
-    if (document_.entry("layout.ep").value != "1") {
-      fail(
-          "layout.ep",
-          "this version has data, sharded, context, pipeline and tensor "
-          "parallelism; use dp, fsdp, cp, pp or tp instead");
-    }
+    if (job_.layout.ep > 1) check_experts();
     if (num_ranks_ < 1) {
       throw ConfigError(format("-n {}: must be at least 1", num_ranks_));
     }
@@ -99,6 +94,39 @@ class Checker {
       check_world_size(job_.layout, num_ranks_);
     } catch (const ConfigError& error) {
       throw ConfigError(place("layout.dp") + error.what());
+    }
+  }
+
+  void check_experts() {
+    const int64_t experts = job_.model.experts;
+    if (!has_experts(job_.model)) {
+      fail(
+          "layout.ep",
+          "spreads experts over ranks, and a {} has none; use dp or fsdp, "
+          "whose "
+          "ranks have samples of their own too",
+          job_.model.name);
+    }
+    if (job_.layout.ep > experts) {
+      fail(
+          "layout.ep",
+          "each rank needs an expert, and [model] experts = {}; ep may be {} "
+          "at "
+          "most, dp and fsdp take the other ranks",
+          experts, experts);
+    }
+    if (!job_.model.devices.empty()) {
+      fail(
+          "model.devices",
+          "a rank that shares out experts with others drives one device; set "
+          "either [layout] ep or devices");
+    }
+    if (job_.layout.cp > 1) {
+      fail(
+          "layout.ep",
+          "experts spread over ranks and sequences cut over ranks (cp = {}) do "
+          "not go together yet; set cp = 1, or set ep = 1 and use dp or fsdp",
+          job_.layout.cp);
     }
   }
 
@@ -124,6 +152,17 @@ class Checker {
           "a rank that has a part of each sequence drives one device; set "
           "either [layout] cp or devices");
     }
+    if (!has_experts(job_.model)) return;
+    if (job_.model.aux_loss > 0) refuse_loss_of_sequences("model.aux_loss");
+    if (job_.model.z_loss > 0) refuse_loss_of_sequences("model.z_loss");
+  }
+
+  [[noreturn]] void refuse_loss_of_sequences(const std::string& key) {
+    fail(
+        key,
+        "is a loss of whole sequences, and each rank of cp = {} has parts of "
+        "them; set it to 0, or set cp = 1 and use dp, fsdp, pp or tp",
+        job_.layout.cp);
   }
 
   // Whether ranks of cp have a token each, and heads where they exchange them.
@@ -136,8 +175,16 @@ class Checker {
           "a sequence has {}, and each rank needs one; cp may be {} at most",
           counted(sequence, "token"), sequence);
     }
-    if (job_.context.way != ContextWay::ulysses) return;
     const auto shape = language_model_shape(job_.model, facts.classes);
+    if (shape.window > 0 && shape.window < sequence) {
+      fail(
+          "model.window",
+          "sequences of {} that are cut over ranks (cp = {}) have no windows "
+          "yet; set cp = 1 and use dp, fsdp, pp or tp, or set window = 0, with "
+          "which attention reaches all tokens",
+          counted(sequence, "token"), job_.layout.cp);
+    }
+    if (job_.context.way != ContextWay::ulysses) return;
     const int64_t heads = shape.heads / job_.layout.tp;
     if (cp <= heads) return;
     fail(
@@ -315,7 +362,7 @@ class Checker {
 
   void check_batch() {
     const auto& train = job_.train;
-    const int64_t degree = job_.layout.data_degree();
+    const int64_t degree = job_.layout.data_ranks();
     if (!train.rank_batch.empty()) return check_rank_batch();
     int64_t divisor = 0;
     // A batch is at most 2^30 (options/bind.cpp). Where the divisor is larger,
@@ -353,7 +400,7 @@ class Checker {
 
   void check_rank_batch() {
     const auto& train = job_.train;
-    const int64_t degree = job_.layout.data_degree();
+    const int64_t degree = job_.layout.data_ranks();
     const auto entries = static_cast<int64_t>(train.rank_batch.size());
     if (entries != degree) {
       fail(
@@ -385,7 +432,7 @@ class Checker {
   // Only statistics of batch norms depend on which rank has a sample.
   void check_rebalance() {
     const auto& train = job_.train;
-    if (train.rebalance_every == 0 || job_.layout.data_degree() == 1) return;
+    if (train.rebalance_every == 0 || job_.layout.data_ranks() == 1) return;
     if (job_.comm.device == DeviceKind::cuda) {
       fail(
           "train.rebalance_every",

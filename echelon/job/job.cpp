@@ -184,14 +184,14 @@ bool shards_parameters(const Job& job) {
          job.precision.compute != ComputeDtype::same ||
          job.memory.offload != Offload::none ||
          (job.precision.reduce != ReduceDtype::same &&
-          job.layout.data_degree() * job.layout.cp > 1);
+          job.layout.data_ranks() * job.layout.cp > 1);
 }
 
 bool adds_gradients(const Job& job) {
   const bool low = job.precision.compute != ComputeDtype::same;
   const bool passes = job.train.accumulate > 1 || job.layout.pp > 1;
   // Ranks of cp have other tokens of the same samples.
-  return job.layout.data_degree() * job.layout.cp > 1 || (low && passes);
+  return job.layout.data_ranks() * job.layout.cp > 1 || (low && passes);
 }
 
 Job load_job(const std::string& path, const Overrides& overrides) {

@@ -16,7 +16,7 @@ int64_t common_batch(const TrainOptions& train, const Layout& layout) {
   int64_t common = 0;
   for (const int64_t batch : train.rank_batch) common = std::gcd(common, batch);
   if (common > 0) return common;
-  const int64_t degree = layout.data_degree();
+  const int64_t degree = layout.data_ranks();
   return train.batch % degree == 0 ? train.batch / degree : 0;
 }
 

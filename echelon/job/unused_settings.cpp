@@ -68,9 +68,13 @@ class UnusedSettings {
     unless(
         text, by_model,
         {"model.layers", "model.hidden_size", "model.heads", "model.kv_heads",
-         "model.intermediate_size", "model.vocab_size", "model.max_positions",
-         "model.rope_theta", "model.norm_eps", "model.dropout",
-         "model.tie_embeddings"});
+         "model.head_size", "model.window", "model.intermediate_size",
+         "model.experts", "model.experts_per_token", "model.vocab_size",
+         "model.max_positions", "model.rope_theta", "model.norm_eps",
+         "model.dropout", "model.tie_embeddings"});
+    unless(
+        has_experts(job_.model), by_model,
+        {"model.normalize_routing", "model.aux_loss", "model.z_loss"});
     const bool tensor = job_.layout.tp > 1;
     const std::string reason =
         tensor ? by_model : "without tensor parallelism (tp is 1)";
@@ -94,7 +98,7 @@ class UnusedSettings {
         {"model.balance"});
     unless(partitioned, whole, {"model.device_bytes"});
     unless(
-        job_.layout.data_degree() > 1, "with one data-parallel rank",
+        job_.layout.data_ranks() > 1, "with one data-parallel rank",
         {"train.rebalance_every"});
     const int64_t sharers = job_.layout.dp_shard * job_.layout.cp;
     const bool sharded = shards_parameters(job_) && sharers > 1;

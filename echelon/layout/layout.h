@@ -47,8 +47,12 @@ struct Layout {
   /// The distance in rank of neighbours along `axis`: the product of the
   /// degrees inside it.
   int64_t stride(Axis axis) const;
-  /// Ranks that see different samples: dp_replicate * dp_shard.
+  /// dp_replicate * dp_shard: ranks that see different samples and have the
+  /// same experts.
   int64_t data_degree() const { return dp_replicate * dp_shard; }
+  /// Ranks that see different samples: those among which experts are spread
+  /// each have their own too.
+  int64_t data_ranks() const { return data_degree() * ep; }
   /// The axes of degree above 1, outermost first. The order of others does not
   /// matter.
   std::vector<Axis> used_axes() const;

@@ -69,8 +69,10 @@ Mesh::groups_along(const std::vector<Axis>& axes) const {
 }
 
 int64_t Mesh::data_index(int64_t rank) const {
-  return coordinate(rank, Axis::dp_replicate) * layout_.dp_shard +
-         coordinate(rank, Axis::dp_shard);
+  return (coordinate(rank, Axis::dp_replicate) * layout_.dp_shard +
+          coordinate(rank, Axis::dp_shard)) *
+             layout_.ep +
+         coordinate(rank, Axis::ep);
 }
 
 int64_t Mesh::place(int64_t rank) const {

@@ -50,7 +50,7 @@ class Mesh {
   groups_along(const std::vector<Axis>& axes) const;
 
   /// The index of the share of samples that this rank sees, in [0,
-  /// data_degree).
+  /// data_ranks).
   int64_t data_index(int64_t rank) const;
 
   /// The rank at the same coordinates when the axes are in the usual order

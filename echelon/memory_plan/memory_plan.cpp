@@ -189,7 +189,12 @@ communicator_sizes(const MemoryModel& model, const Layout& layout) {
   std::set<std::vector<int>> sets = {
       mesh.ranks_along(0, std::vector<Axis>(kAxes.begin(), kAxes.end())),
       mesh.ranks_along(0, {Axis::dp_replicate, Axis::dp_shard, Axis::cp}),
+      mesh.ranks_along(
+          0, {Axis::dp_replicate, Axis::dp_shard, Axis::ep, Axis::cp}),
       mesh.ranks_along(0, {Axis::dp_shard, Axis::cp})};
+  if (layout.dp_shard > 1 || layout.cp > 1) {
+    sets.insert(mesh.ranks_along(0, {Axis::dp_shard, Axis::ep, Axis::cp}));
+  }
   for (const Axis axis : kAxes) sets.insert(mesh.ranks_along(0, axis));
   std::vector<int64_t> sizes;
   for (const auto& ranks : sets) {

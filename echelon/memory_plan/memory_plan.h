@@ -48,6 +48,7 @@ struct PlannedParameter {
   int64_t numel = 0;
   bool decays = false;  // two dimensions or more
   bool trains = true;
+  bool expert = false;  // the ranks of ep have others
 };
 
 /// One layer on a rank.

@@ -6,6 +6,7 @@
 #include "echelon/memory_plan/memory_walk.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace echelon::memory_plan::detail {
@@ -19,13 +20,16 @@ int64_t round_up(int64_t value, int64_t unit) {
 }
 
 // A flat buffer of the parameters that train, or of those that do not.
+// `experts`: of those alone; none: of all.
 PlannedUnits::Flat flat_of(
-    const std::vector<PlannedParameter>& list, bool training, int64_t ranks) {
+    const std::vector<PlannedParameter>& list, bool training, int64_t ranks,
+    std::optional<bool> experts) {
   PlannedUnits::Flat flat{.trains = training};
   int64_t end = 0;
   for (const bool decays : {true, false}) {
     for (const auto& one : list) {
       if (one.decays != decays || one.trains != training) continue;
+      if (experts && one.expert != *experts) continue;
       end = round_up(end, kAlignment) + one.numel;
     }
   }
@@ -140,8 +144,18 @@ void PlannedUnits::make(size_t layer) {
   Unit unit;
   unit.name = planned.name;
   for (const bool trains : {true, false}) {
-    const auto flat = flat_of(planned.parameters, trains, shards_);
-    if (flat.unsharded > 0) unit.flats.push_back(flat);
+    const auto add = [&](int64_t ranks, std::optional<bool> experts) {
+      const auto flat = flat_of(planned.parameters, trains, ranks, experts);
+      if (flat.unsharded > 0) unit.flats.push_back(flat);
+    };
+    // Ranks of ep shard what is no expert too.
+    const int64_t ep = job_.layout.ep;
+    if (ep == 1) {
+      add(shards_, std::nullopt);
+    } else {
+      add(shards_ > 1 ? shards_ * ep : 1, false);
+      add(shards_, true);
+    }
   }
   unit_of_layer_[layer] = units_.size();
   for (const auto& flat : unit.flats) make_flat(flat);
@@ -313,7 +327,7 @@ void PlannedUnits::launch(size_t index) {
     if (replicas_ > 1) {
       calls_.add(
           "all_reduce", "dp_replicate", "gradients of " + unit.name,
-          unsharded / shards_);
+          flat.slot * reduce_bytes_);
     }
   }
   in_flight_.push_back(index);

@@ -134,7 +134,7 @@ class StepWalk {
         if (has(tie.layers[i])) bytes -= saved_bytes(tie.numel, tie.trains);
       }
     }
-    const int64_t ranks = job_.layout.data_degree();
+    const int64_t ranks = job_.layout.data_ranks();
     return (bytes + ranks - 1) / ranks + buffer_bytes;
   }
 
@@ -301,7 +301,10 @@ class StepWalk {
           tie.layers, [&](size_t layer) { return has(layer); });
       const auto others = static_cast<int64_t>(tie.layers.size()) - own;
       if (own == 0 || others == 0) continue;
-      const int64_t ranks = job_.layout.dp_shard;
+      // Ranks of ep shard what is no expert too.
+      const auto& layout = job_.layout;
+      const int64_t ranks =
+          layout.dp_shard > 1 ? layout.dp_shard * layout.ep : 1;
       const int64_t bytes =
           (tie.numel + ranks - 1) / ranks * model_.master_bytes;
       tally_.moment(
@@ -317,7 +320,7 @@ class StepWalk {
 
   // Small gradients are copied together before they are reduced.
   void hold_bucket(const PlannedLayer& layer) {
-    if (job_.layout.data_degree() == 1) return;
+    if (job_.layout.data_ranks() == 1) return;
     for (const auto& one : layer.parameters) {
       const int64_t bytes = one.numel * model_.master_bytes;
       if (!one.trains || bytes >= kInPlaceBytes) continue;
@@ -331,7 +334,7 @@ class StepWalk {
   }
 
   void list_buckets() {
-    if (job_.layout.data_degree() == 1) return;
+    if (job_.layout.data_ranks() == 1) return;
     int64_t small = 0;
     for (const size_t i : layers_) {
       for (const auto& one : model_.layers[i].parameters) {

@@ -1,14 +1,16 @@
-// The layers of gpt and llama. A layer takes and returns a tuple: the tokens or
-// hidden states, then the documents and keys of the batch where it has them
-// (make_network.h). In a tensor-parallel group that shards tokens (sequence
-// parallelism) the hidden states are this rank's tokens, flat; their batch and
-// sequence length are then known from the documents, which the embedding adds
-// as zeros where the batch has none.
+// The layers of gpt, and of llama and what is built like it. A layer takes and
+// returns a tuple: the tokens or hidden states, then the documents and keys of
+// the batch where it has them (make_network.h), then, behind a mixture of
+// experts whose losses count, their sum for each sample so far. In a
+// tensor-parallel group that shards tokens (sequence parallelism) the hidden
+// states are this rank's tokens, flat; their batch and sequence length are then
+// known from the documents, which the embedding adds as zeros where the batch
+// has none.
 //
 // GPT-2: Radford et al., "Language Models are Unsupervised Multitask Learners",
 // 2019; modules and names as Hugging Face's GPT2LMHeadModel.
 // Llama: Touvron et al., 2023, arXiv:2302.13971; modules and names as Hugging
-// Face's LlamaForCausalLM.
+// Face's LlamaForCausalLM. language_model.h has the papers of the others.
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
@@ -16,10 +18,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "echelon/error.h"
 #include "echelon/models/build.h"
+#include "echelon/models/mixture.h"
 #include "echelon/parallel/tensor/attention.h"
 #include "echelon/parallel/tensor/dropout.h"
 #include "echelon/parallel/tensor/linear.h"
@@ -86,7 +90,8 @@ struct LanguageContext {
   std::shared_ptr<DocumentMasks> masks = std::make_shared<DocumentMasks>();
 };
 
-// (tokens or x [, documents] [, keys]), as make_network.h describes it.
+// (tokens or x [, documents] [, keys] [, losses]), as make_network.h describes
+// it.
 struct TokenTuple {
   // `layer` names the layer in errors. Throws ConfigError when there are more
   // tensors, or others.
@@ -97,14 +102,19 @@ struct TokenTuple {
           "sequence] and keys [batch], both int64, where there are such",
           layer, describe(tensors)));
     };
-    if (tensors.empty() || tensors.size() > 3) fail();
+    if (tensors.empty() || tensors.size() > 4) fail();
     x = tensors[0];
-    for (size_t i = 1; i < tensors.size(); ++i) {
+    size_t end = tensors.size();
+    if (end > 1 && tensors.back().is_floating_point()) {
+      losses = tensors[--end];
+      if (losses.dim() != 1) fail();
+    }
+    for (size_t i = 1; i < end; ++i) {
       const auto& tensor = tensors[i];
       if (tensor.scalar_type() != torch::kInt64) fail();
       if (tensor.dim() == 2 && i == 1) {
         documents = tensor;
-      } else if (tensor.dim() == 1 && i + 1 == tensors.size()) {
+      } else if (tensor.dim() == 1 && i + 1 == end) {
         keys = tensor;
       } else {
         fail();
@@ -118,12 +128,20 @@ struct TokenTuple {
     tensors.push_back(std::move(replaced));
     if (documents.defined()) tensors.push_back(documents);
     if (keys.defined()) tensors.push_back(keys);
+    if (losses.defined()) tensors.push_back(losses);
     return tensors;
+  }
+
+  // Adds those of a layer.
+  void add_losses(const Tensor& more) {
+    if (!more.defined()) return;
+    losses = losses.defined() ? losses + more : more;
   }
 
   Tensor x;
   Tensor documents;  // undefined: none
   Tensor keys;       // undefined: none
+  Tensor losses;     // [batch] of mixtures; undefined: none
 };
 
 // Batch and sequence length of the tokens. The mask is not set. Throws
@@ -183,7 +201,7 @@ class TransformerBlock : public torch::nn::Module {
       : context_(context), name_(std::move(name)) {}
 
   Tensors forward(const Tensors& inputs) {
-    const TokenTuple tuple(inputs, name_);
+    TokenTuple tuple(inputs, name_);
     auto frame = frame_of(tuple, context_, name_);
     if (context_.parallel.context.is_used()) {
       if (context_.masks->has_borders(tuple.documents)) {
@@ -199,13 +217,24 @@ class TransformerBlock : public torch::nn::Module {
                 attention_->forward(before_attention_->forward(x), frame),
                 frame, context_, attention_dropout_, is_training());
     x = x + drop(
-                mlp_->forward(
-                    before_mlp_->forward(x), frame.batch * frame.sequence),
-                frame, context_, name_ + ".mlp.dropout", is_training());
+                feed_forward(before_mlp_->forward(x), frame, tuple), frame,
+                context_, name_ + ".mlp.dropout", is_training());
     return tuple.with(std::move(x));
   }
 
  protected:
+  // The MLP's result; the losses of a mixture are added to the tuple's.
+  Tensor feed_forward(
+      const Tensor& x, const AttentionFrame& frame, TokenTuple& tuple) {
+    if constexpr (std::is_same_v<Mlp, MixtureOfExperts>) {
+      auto result = mlp_->forward(x, frame.batch, frame.sequence);
+      tuple.add_losses(result.losses);
+      return std::move(result.y);
+    } else {
+      return mlp_->forward(x, frame.batch * frame.sequence);
+    }
+  }
+
   std::shared_ptr<Norm> new_norm() const {
     return std::make_shared<Norm>(
         context_.shape.hidden_size, context_.shape.norm_eps, context_.parallel);
@@ -247,21 +276,31 @@ class GptBlock : public TransformerBlock<LayerNorm, GeluMlp> {
   }
 };
 
-class LlamaBlock : public TransformerBlock<RMSNorm, GatedMlp> {
+template <class Mlp>
+class LlamaBlock : public TransformerBlock<RMSNorm, Mlp> {
+  using Base = TransformerBlock<RMSNorm, Mlp>;
+  using Base::attention_, Base::before_attention_, Base::before_mlp_,
+      Base::mlp_, Base::new_mlp, Base::new_norm;
+
  public:
   LlamaBlock(const LanguageContext& context, const std::string& name)
-      : TransformerBlock(context, name) {
+      : Base(context, name) {
     const auto& shape = context.shape;
-    attention_ = register_module(
+    const auto& kind = *shape.kind;
+    attention_ = this->register_module(
         "self_attn",
         std::make_shared<ParallelAttention>(
             AttentionOptions{
                 .shape =
                     {.hidden = shape.hidden_size,
                      .heads = shape.heads,
-                     .kv_heads = shape.kv_heads},
+                     .kv_heads = shape.kv_heads,
+                     .head_size = shape.head_size},
                 .fused = false,
                 .bias = false,
+                .qkv_bias = kind.qkv_biases,
+                .qk_norm_eps = kind.qk_norm ? shape.norm_eps : 0,
+                .window = shape.window,
                 .rotary =
                     RotaryOptions{
                         .theta = shape.rope_theta,
@@ -271,10 +310,17 @@ class LlamaBlock : public TransformerBlock<RMSNorm, GatedMlp> {
                         .original_positions = shape.rope_original_positions},
                 .dropout = shape.dropout},
             context.parallel, name + ".self_attn"));
-    mlp_ = register_module("mlp", new_mlp(/*bias=*/false));
-    before_attention_ = register_module("input_layernorm", new_norm());
-    before_mlp_ = register_module("post_attention_layernorm", new_norm());
-    attention_dropout_ = name + ".self_attn.dropout";
+    if constexpr (std::is_same_v<Mlp, MixtureOfExperts>) {
+      const std::string module = kind.experts.module;
+      mlp_ = this->register_module(
+          module, std::make_shared<MixtureOfExperts>(
+                      shape, context.parallel, name + "." + module));
+    } else {
+      mlp_ = this->register_module("mlp", new_mlp(/*bias=*/false));
+    }
+    before_attention_ = this->register_module("input_layernorm", new_norm());
+    before_mlp_ = this->register_module("post_attention_layernorm", new_norm());
+    this->attention_dropout_ = name + ".self_attn.dropout";
   }
 };
 
@@ -377,7 +423,10 @@ void add_head(
         const auto logits = vocab_logits(
             tuple.x, head.weight, context.parallel,
             frame.batch * frame.sequence, name);
-        return logits.view({frame.batch, frame.sequence, logits.size(-1)});
+        Tensors outputs = {
+            logits.view({frame.batch, frame.sequence, logits.size(-1)})};
+        if (tuple.losses.defined()) outputs.push_back(tuple.losses);
+        return outputs;
       });
   if (context.shape.tie_embeddings) {
     layers.tie(embedding + ".weight", name + ".weight");
@@ -405,7 +454,12 @@ llama_layers(const LanguageModelShape& shape, const TensorParallel& parallel) {
   LayerList layers;
   const std::string embedding = "model.embed_tokens";
   add_embedding(layers, embedding, context, /*with_dropout=*/true);
-  add_blocks<LlamaBlock>(layers, "model.layers.", context);
+  const std::string blocks = "model.layers.";
+  if (shape.kind->has_experts()) {
+    add_blocks<LlamaBlock<MixtureOfExperts>>(layers, blocks, context);
+  } else {
+    add_blocks<LlamaBlock<GatedMlp>>(layers, blocks, context);
+  }
   add_norm<RMSNorm>(layers, "model.norm", context);
   add_head(layers, context, embedding);
   return layers;

@@ -10,6 +10,7 @@
 #include "echelon/architecture/parameter_list.h"
 #include "echelon/layers/sharded_module.h"
 #include "echelon/models/build.h"
+#include "echelon/parallel/expert/exchange.h"
 
 namespace echelon {
 namespace {
@@ -40,20 +41,25 @@ LayerList plain_layers(
   if (is_language_model(options)) {
     const auto numbers = language_model_shape(options, classes);
     check_language_model(options, classes, shape[0], parallel.size());
-    return numbers.family == LanguageModelShape::Family::gpt
-               ? models::gpt_layers(numbers, parallel)
-               : models::llama_layers(numbers, parallel);
+    return numbers.kind->gpt ? models::gpt_layers(numbers, parallel)
+                             : models::llama_layers(numbers, parallel);
   }
   return models::resnet_layers(
       resnet_config(options.name), shape[0], classes, parallel);
 }
 
-// The tensors of one layer, named as its module names them.
-std::vector<ParameterInfo>
-parameters_of(const std::string& layer, const std::vector<ParameterInfo>& all) {
+// The tensors of one layer on this rank, named as its module names them.
+std::vector<ParameterInfo> parameters_of(
+    const std::string& layer, const std::vector<ParameterInfo>& all,
+    int64_t num_experts, const Group& ranks) {
+  const auto experts = experts_of(num_experts, ranks);
   std::vector<ParameterInfo> own;
   for (const auto& info : all) {
-    if (info.name.starts_with(layer + ".")) own.push_back(info);
+    if (!info.name.starts_with(layer + ".")) continue;
+    const auto expert = expert_of(info.name);
+    const bool elsewhere =
+        expert && (*expert < experts.begin || *expert >= experts.end);
+    if (!elsewhere) own.push_back(info);
   }
   return own;
 }
@@ -68,8 +74,9 @@ LayerList model_layers(
   const auto plain = plain_layers(options, input_shape, classes, parallel);
   LayerList layers;
   for (auto layer : plain.layers()) {
-    layer.initialize = [name = layer.name,
-                        own = parameters_of(layer.name, all)](
+    layer.initialize = [name = layer.name, own = parameters_of(
+                                               layer.name, all, options.experts,
+                                               parallel.experts)](
                            torch::nn::Module& module, uint64_t seed) {
       initialize(module, name + ".", own, seed);
     };

@@ -25,9 +25,10 @@ namespace echelon {
 ///             2x2 max-pooling, then one linear layer: conv1 conv2 fc
 /// mlp         linear layers with ReLU between them: fc1 fc2 …
 /// gpt*        language models: [batch, sequence] token ids (int64), then the
-/// llama*      tensors of Batch::more (documents, keys) as members of the tuple
+/// llama* …    tensors of Batch::more (documents, keys) as members of the tuple
 ///             -> [batch, sequence, vocabulary] logits; in a tensor-parallel
-///             group this rank's shard of the vocabulary (even_range).
+///             group this rank's shard of the vocabulary (even_range). In
+///             training, mixtures whose losses count give [batch] losses too.
 ///             `classes` is the vocabulary size, input_shape {sequence}. Names
 ///             are those of Hugging Face.
 /// resnetN     torchvision's architecture and names: He et al., 2015,

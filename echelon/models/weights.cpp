@@ -10,6 +10,7 @@
 #include <set>
 
 #include "echelon/architecture/check_weights.h"
+#include "echelon/architecture/language_model.h"
 #include "echelon/architecture/weights_source.h"
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
@@ -243,11 +244,14 @@ void LayerWeights::load(size_t index, torch::nn::Module* module) const {
   for (const auto& group : impl_->groups) {
     names.insert(group.names.begin(), group.names.end());
   }
+  // Other ranks may have other experts of this layer.
+  const bool has_experts = std::ranges::any_of(
+      parameters, [](const auto& name) { return expert_of(name).has_value(); });
   const Loader loader(impl_->source, parameters, std::move(targets));
   loader.check([&](const std::string& name) {
     if (names.contains(name)) return true;
     const auto layer = layer_of(impl_->list, name);
-    return layer && *layer != index;
+    return layer && (*layer != index || (has_experts && expert_of(name)));
   });
   loader.load();
 }

@@ -173,7 +173,8 @@ void bind(config::Section& section, Layout& layout) {
       "cp", layout.cp, "ranks that shard the sequence",
       {.at_least = 1, .at_most = kLargestDegree});
   section.field(
-      "ep", layout.ep, "ranks over which experts are distributed",
+      "ep", layout.ep,
+      "ranks over which experts are distributed, each with its own samples",
       {.at_least = 1, .at_most = kLargestDegree});
   bind_order(section, layout);
 }

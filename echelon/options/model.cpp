@@ -9,9 +9,34 @@ namespace {
 
 // The largest number of a language model: no product of two overflows.
 constexpr double kMost = 1 << 24;
+constexpr double kMostExperts = 1 << 16;
 
 constexpr config::Names<ModelDtype> kModelDtypeNames = {
     {"float32", ModelDtype::float32}, {"float64", ModelDtype::float64}};
+
+void bind_experts(config::Section& section, ModelOptions& options) {
+  section.field(
+      "experts", options.experts, "mixtral, qwen3-moe: experts of each block",
+      {.at_least = 0, .at_most = kMostExperts});
+  section.field(
+      "experts_per_token", options.experts_per_token,
+      "mixtral, qwen3-moe: experts that compute a token",
+      {.at_least = 0, .at_most = kMostExperts});
+  section.field(
+      "normalize_routing", options.normalize_routing,
+      "qwen3-moe: the weights of a token's experts sum to 1; mixtral's always "
+      "do");
+  section.field(
+      "aux_loss", options.aux_loss,
+      "mixtral, qwen3-moe: coefficient of the loss that balances the load of "
+      "the experts",
+      {.at_least = 0});
+  section.field(
+      "z_loss", options.z_loss,
+      "mixtral, qwen3-moe: coefficient of the loss that keeps the router's "
+      "scores small",
+      {.at_least = 0});
+}
 
 void bind_language_model(config::Section& section, ModelOptions& options) {
   const auto count = [&](const char* key, int64_t& target, const char* help) {
@@ -28,8 +53,17 @@ void bind_language_model(config::Section& section, ModelOptions& options) {
       "kv_heads", options.kv_heads,
       "llama: heads of keys and values, shared by groups of heads; 0: heads");
   count(
+      "head_size", options.head_size,
+      "llama: features of a head; 0: hidden_size / heads");
+  count(
+      "window", options.window,
+      "mistral, mixtral: tokens that attention reaches, itself included; 0: "
+      "all");
+  count(
       "intermediate_size", options.intermediate_size,
-      "gpt, llama: features within the MLP; gpt, 0: 4 * hidden_size");
+      "gpt, llama: features within the MLP, or within one expert; gpt, 0: 4 * "
+      "hidden_size");
+  bind_experts(section, options);
   count(
       "vocab_size", options.vocab_size,
       "gpt, llama: tokens of the vocabulary; 0: the size's, or the data's");
@@ -83,7 +117,8 @@ const std::vector<std::string>& model_names() {
       "simple_cnn", "mlp",       "resnet18", "resnet34",   "resnet50",
       "resnet101",  "resnet152", "gpt",      "gpt2",       "gpt2-medium",
       "gpt2-large", "gpt2-xl",   "llama",    "llama-160m", "llama-1b",
-      "llama-8b",   "llama-70b"};
+      "llama-8b",   "llama-70b", "mistral",  "qwen2",      "qwen3",
+      "mixtral",    "qwen3-moe"};
   return names;
 }
 
@@ -100,7 +135,9 @@ void bind(config::Section& section, ModelOptions& options) {
   section
       .field(
           "name", options.name,
-          "the model; own: the layers that a program gave to echelon::train")
+          "the model; what is said below of llama holds for mistral, qwen2, "
+          "qwen3, mixtral and qwen3-moe too; own: the layers that a program "
+          "gave to echelon::train")
       .one_of(names);
   section.field(
       "classes", options.classes,

@@ -31,12 +31,22 @@ struct ModelOptions {
   bool sync_batch_norm = false;  // batch statistics over all ranks
 
   // Language models. 0 takes the value of the size that `name` names ("gpt2",
-  // "llama-1b"). "gpt" and "llama" name no size, so each number must be set.
+  // "llama-1b"). "gpt", "llama" and the other kinds name no size, so each
+  // number must be set. What is said of llama holds for all kinds but gpt.
   int64_t layers = 0;             // transformer blocks
   int64_t hidden_size = 0;        // features of a token
   int64_t heads = 0;              // of attention
   int64_t kv_heads = 0;           // llama: of keys and values; 0: heads
-  int64_t intermediate_size = 0;  // of the MLP; gpt, 0: 4 * hidden_size
+  int64_t head_size = 0;          // llama: of a head; 0: hidden_size / heads
+  int64_t window = 0;             // mistral, mixtral: tokens that attention
+                                  // reaches, itself included; 0: all
+  int64_t intermediate_size = 0;  // of the MLP, or of one expert; gpt, 0: 4 *
+                                  // hidden_size
+  int64_t experts = 0;            // of each block's mixture
+  int64_t experts_per_token = 0;  // that compute a token
+  bool normalize_routing = true;  // the weights of a token's experts sum to 1
+  double aux_loss = 0;            // coefficient of the load-balancing loss
+  double z_loss = 0;              // coefficient of the router's z-loss
   int64_t vocab_size = 0;         // 0: the size's, or the data's
   int64_t max_positions = 0;      // longest sequence
   double rope_theta = 0;          // llama: base of the rotations; 0: 10000

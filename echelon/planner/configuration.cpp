@@ -11,6 +11,7 @@
 #include <limits>
 #include <vector>
 
+#include "echelon/architecture/language_model.h"
 #include "echelon/config/byte_size.h"
 #include "echelon/cost/distinct_pipelines.h"
 #include "echelon/text/format.h"
@@ -26,19 +27,30 @@ constexpr std::array kNamedSizes = {
 constexpr std::array kImageModels = {"simple_cnn", "resnet18",  "resnet34",
                                      "resnet50",   "resnet101", "resnet152"};
 
-bool is_plain(const TransformerShape& shape) {
-  return shape.experts.experts == 0 && !shape.latent && shape.causal &&
-         !shape.qk_norm && !shape.embedding_norm && shape.window == 0 &&
-         (shape.head_dim == 0 || shape.head_dim * shape.heads == shape.hidden);
-}
-bool is_gpt(const TransformerShape& shape) {
-  return is_plain(shape) && !shape.gated && shape.tied && shape.positions > 0 &&
-         shape.biases && !shape.rms_norm &&
-         shape.key_value_heads() == shape.heads;
-}
-bool is_llama(const TransformerShape& shape) {
-  return is_plain(shape) && shape.gated && shape.positions == 0 &&
-         !shape.biases && !shape.qkv_biases && shape.rms_norm;
+// The architecture that trains such a shape; null: none does.
+const Architecture* architecture_of(const TransformerShape& shape) {
+  const auto& experts = shape.experts;
+  const bool mixed = experts.shared_ffn > 0 || experts.first_dense_layers > 0 ||
+                     experts.every > 1 || shape.window_every > 1;
+  if (shape.latent || !shape.causal || shape.embedding_norm || mixed) {
+    return nullptr;
+  }
+  const bool own_heads =
+      shape.head_dim > 0 && shape.head_dim * shape.heads != shape.hidden;
+  const bool gpt = !shape.gated && shape.tied && shape.positions > 0 &&
+                   shape.biases && !shape.rms_norm && !own_heads &&
+                   shape.key_value_heads() == shape.heads;
+  const bool llama =
+      shape.gated && shape.positions == 0 && !shape.biases && shape.rms_norm;
+  for (const Architecture& kind : architectures()) {
+    const bool fits = (kind.gpt ? gpt : llama) &&
+                      kind.qkv_biases == shape.qkv_biases &&
+                      kind.qk_norm == shape.qk_norm &&
+                      kind.has_experts() == (experts.experts > 0) &&
+                      (kind.window || shape.window == 0);
+    if (fits) return &kind;
+  }
+  return nullptr;
 }
 
 // Lines "key = value" below a heading, which is left out if there are none.
@@ -104,13 +116,24 @@ void put_transformer(Table& table, const PlanRequest& request) {
     }
     return;
   }
-  const bool gpt = is_gpt(shape);
-  table.word("name", gpt ? "gpt" : "llama");
+  const Architecture& kind = *architecture_of(shape);
+  const bool gpt = kind.gpt;
+  table.word("name", kind.name);
   table.number("layers", shape.layers);
   table.number("hidden_size", shape.hidden);
   table.number("heads", shape.heads);
   if (!gpt) table.number("kv_heads", shape.key_value_heads());
-  table.number("intermediate_size", shape.ffn_size());
+  if (shape.head_size() * shape.heads != shape.hidden) {
+    table.number("head_size", shape.head_size());
+  }
+  if (shape.window > 0) table.number("window", shape.window);
+  table.number(
+      "intermediate_size",
+      kind.has_experts() ? shape.experts.ffn : shape.ffn_size());
+  if (kind.has_experts()) {
+    table.number("experts", shape.experts.experts);
+    table.number("experts_per_token", shape.experts.experts_per_token);
+  }
   table.number("vocab_size", shape.vocab);
   table.number("max_positions", std::max(shape.positions, tokens(request)));
   if (!gpt && shape.tied) table.yes("tie_embeddings");
@@ -120,6 +143,8 @@ void put_transformer(Table& table, const PlanRequest& request) {
 std::vector<std::string> first_layers(
     const cost::ModelShape& model, const std::vector<int64_t>& stage_layers) {
   std::vector<std::string> names;
+  const Architecture* kind =
+      model.transformer ? architecture_of(*model.transformer) : nullptr;
   int64_t begin = 0;
   for (size_t stage = 0; stage + 1 < stage_layers.size(); ++stage) {
     begin += stage_layers[stage];
@@ -127,7 +152,7 @@ std::vector<std::string> first_layers(
       names.push_back(model.layers[static_cast<size_t>(begin)].name);
     } else {
       names.push_back(
-          (is_gpt(*model.transformer) ? "transformer.h." : "model.layers.") +
+          (kind != nullptr && kind->gpt ? "transformer.h." : "model.layers.") +
           std::to_string(begin));
     }
   }
@@ -162,7 +187,8 @@ model_table(const cost::Strategy& strategy, const PlanRequest& request) {
   Table table("model");
   if (!is_trained_here(request.model)) {
     table.comment(
-        "this version trains gpt and llama shapes, resnets and simple_cnn; " +
+        "this version trains shapes of gpt, llama, mistral, qwen2, qwen3, "
+        "mixtral and qwen3-moe, resnets and simple_cnn; " +
         request.model.name + " is none of them");
   } else if (request.model.transformer) {
     put_transformer(table, request);
@@ -282,7 +308,7 @@ std::string train_table(const cost::Strategy& strategy) {
 
 bool is_trained_here(const cost::ModelShape& model) {
   if (model.transformer) {
-    return is_gpt(*model.transformer) || is_llama(*model.transformer);
+    return architecture_of(*model.transformer) != nullptr;
   }
   return std::ranges::find(kImageModels, model.name) != kImageModels.end();
 }

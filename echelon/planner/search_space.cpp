@@ -270,7 +270,6 @@ FrameworkRules rules_of_framework(const std::string& framework) {
   const bool other = framework != "echelon";
   return {
       .context_parallel = other,
-      .expert_parallel = other,
       .schedules = {kScheduleKinds.begin(), kScheduleKinds.end()},
       .zero_stages = {1, 2, 3},
       .unshard_once = true,

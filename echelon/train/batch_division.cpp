@@ -33,7 +33,7 @@ BatchDivision::BatchDivision(
     const Mesh& mesh, std::vector<int64_t> samples, int64_t unit, int64_t every)
     : samples_(std::move(samples)), unit_(unit), every_(every) {
   ECHELON_CHECK(
-      static_cast<int64_t>(samples_.size()) == mesh.layout().data_degree(),
+      static_cast<int64_t>(samples_.size()) == mesh.layout().data_ranks(),
       "a share of the batch for each data-parallel rank");
   for (int64_t rank = 0; rank < mesh.size(); ++rank) {
     data_index_.push_back(mesh.data_index(rank));

@@ -322,7 +322,7 @@ std::vector<std::pair<std::string, std::string>> facts(
 int64_t tokens_of(const Job& job, const ModelSource& source) {
   if (!is_text(source.sample)) return 0;
   const int64_t samples =
-      job.train.batch / (job.layout.data_degree() * passes_per_step(job));
+      job.train.batch / (job.layout.data_ranks() * passes_per_step(job));
   return std::max<int64_t>(1, samples) * source.sample.input_shape[0];
 }
 

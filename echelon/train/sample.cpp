@@ -179,7 +179,7 @@ void sample_text(
   if (!is_language_model(job.model)) {
     throw ConfigError(
         "sample: the run's model is " + job.model.name +
-        ", which is no language model; train a gpt or a llama");
+        ", which is no language model; train a gpt or a llama, say");
   }
   const auto tokenizer = open_tokenizer(job.data);
   Generator generator(job, weights, *tokenizer);

@@ -299,7 +299,7 @@ bool Loop::restore() {
 // A run that goes on begins with the division that it had.
 void Loop::begin_division() {
   const auto& train = job_.train;
-  const int64_t degree = job_.layout.data_degree();
+  const int64_t degree = job_.layout.data_ranks();
   if (train.rebalance_every == 0 || degree == 1) return;
   if (!world_.device().is_cpu()) {
     throw ConfigError(format(

@@ -28,6 +28,36 @@ const char* const kGpt = R"({
   "n_head": 3, "n_positions": 20, "vocab_size": 50, "resid_pdrop": 0.25,
   "attn_pdrop": 0.25, "embd_pdrop": 0.25})";
 
+const char* const kMistral = R"({
+  "architectures": ["MistralForCausalLM"], "hidden_size": 24,
+  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "head_dim": 10, "intermediate_size": 37, "vocab_size": 51,
+  "max_position_embeddings": 40, "sliding_window": 7})";
+
+const char* const kQwen2 = R"({
+  "architectures": ["Qwen2ForCausalLM"], "hidden_size": 24,
+  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "intermediate_size": 37, "vocab_size": 51, "max_position_embeddings": 40,
+  "sliding_window": 4096})";
+
+const char* const kQwen3 = R"({
+  "architectures": ["Qwen3ForCausalLM"], "hidden_size": 24,
+  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "head_dim": 10, "intermediate_size": 37, "vocab_size": 51,
+  "max_position_embeddings": 40})";
+
+const char* const kMixtral = R"({
+  "architectures": ["MixtralForCausalLM"], "hidden_size": 24,
+  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "intermediate_size": 37, "vocab_size": 51, "max_position_embeddings": 40})";
+
+const char* const kQwen3Moe = R"({
+  "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 24,
+  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "head_dim": 10, "intermediate_size": 99, "moe_intermediate_size": 37,
+  "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": true,
+  "vocab_size": 51, "max_position_embeddings": 40})";
+
 ModelOptions read(const std::string& text) {
   const TempFolder folder;
   return read_config(folder.write("config.json", text));
@@ -74,6 +104,44 @@ TEST(HuggingFaceConfig, IsReadFieldByField) {
       ElementsAre(32, 4096, 32, 32, 11008, 32000, 2048));
 }
 
+TEST(HuggingFaceConfig, WhatTellsLlamasKindApartIsRead) {
+  auto options = read(kMistral);
+  EXPECT_EQ(options.name, "mistral");
+  EXPECT_EQ(options.head_size, 10);
+  EXPECT_EQ(options.window, 7);
+  auto config = json::parse(kMistral);
+  config["sliding_window"] = nullptr;
+  EXPECT_EQ(read(config.dump()).window, 0);
+  config.erase("sliding_window");
+  EXPECT_EQ(read(config.dump()).window, 4096);
+
+  options = read(kQwen2);
+  EXPECT_EQ(options.name, "qwen2");
+  EXPECT_EQ(options.head_size, 0);
+  EXPECT_EQ(options.window, 0);
+  EXPECT_EQ(read(kQwen3).name, "qwen3");
+  EXPECT_EQ(read(R"({"model_type": "qwen3"})").head_size, 0);
+  config = json::parse(kQwen3);
+  config.erase("head_dim");
+  EXPECT_EQ(read(config.dump()).head_size, 128);
+
+  options = read(kMixtral);
+  EXPECT_EQ(options.name, "mixtral");
+  EXPECT_EQ(options.experts, 8);
+  EXPECT_EQ(options.experts_per_token, 2);
+  EXPECT_EQ(options.rope_theta, 1e6);
+  EXPECT_EQ(options.norm_eps, 1e-5);
+  EXPECT_EQ(options.intermediate_size, 37);
+  options = read(kQwen3Moe);
+  EXPECT_EQ(options.name, "qwen3-moe");
+  EXPECT_EQ(options.experts, 5);
+  EXPECT_EQ(options.intermediate_size, 37);
+  EXPECT_TRUE(options.normalize_routing);
+  config = json::parse(kQwen3Moe);
+  config.erase("norm_topk_prob");
+  EXPECT_FALSE(read(config.dump()).normalize_routing);
+}
+
 TEST(HuggingFaceConfig, RotaryPositionsOfOldAndNewReleases) {
   auto config = json::parse(kLlama);
   config["rope_scaling"] = {
@@ -106,8 +174,10 @@ TEST(HuggingFaceConfig, UnsupportedSettingsAreRefused) {
     const char* said;
   } cases[] = {
       {kGpt, "architectures", json::array({"MambaForCausalLM"}),
-       "\"architectures\": [\"MambaForCausalLM\"]; known are GPT2LMHeadModel "
-       "and LlamaForCausalLM"},
+       "\"architectures\": [\"MambaForCausalLM\"]; known are "
+       "GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM, "
+       "Qwen2ForCausalLM, Qwen3ForCausalLM, MixtralForCausalLM and "
+       "Qwen3MoeForCausalLM"},
       {kGpt, "architectures", nullptr, "does not name one"},
       {kGpt, "activation_function", "relu",
        "\"activation_function\": \"relu\"; known is gelu_new"},
@@ -122,7 +192,7 @@ TEST(HuggingFaceConfig, UnsupportedSettingsAreRefused) {
       {kLlama, "attention_bias", true,
        "\"attention_bias\": true; Echelon computes"},
       {kLlama, "mlp_bias", true, "\"mlp_bias\": true; Echelon computes"},
-      {kLlama, "head_dim", 8, "must be hidden_size / num_attention_heads = 4"},
+      {kLlama, "head_dim", 5, "head_size=5, but rotary positions"},
       {kLlama, "attention_dropout", 0.1, "dropout of attention alone"},
       {kLlama,
        "quantization_config",
@@ -131,7 +201,27 @@ TEST(HuggingFaceConfig, UnsupportedSettingsAreRefused) {
       {kLlama, "num_key_value_heads", 4,
        "heads=6 is not a multiple of kv_heads=4"},
       {kLlama, "hidden_size", "24",
-       "\"hidden_size\": \"24\"; must be a whole number"}};
+       "\"hidden_size\": \"24\"; must be a whole number"},
+      {kMistral, "layer_types",
+       json::array({"sliding_attention", "full_attention"}),
+       "computes such models with sliding_attention in each layer"},
+      {kQwen2, "use_sliding_window", true,
+       "\"use_sliding_window\": true; Echelon computes such models with false "
+       "alone"},
+      {kQwen2, "layer_types", json::array({"sliding_attention"}),
+       "computes such models with full_attention in each layer"},
+      {kQwen2,
+       "rope_parameters",
+       {{"partial_rotary_factor", 0.5}},
+       "all of a head is rotated here"},
+      {kQwen3, "attention_bias", true,
+       "\"attention_bias\": true; Echelon computes"},
+      {kMixtral, "router_jitter_noise", 0.1, "known is 0"},
+      {kMixtral, "output_router_logits", true, "and [model] aux_loss"},
+      {kMixtral, "num_experts_per_tok", 9,
+       "experts_per_token=9, but there are experts=8"},
+      {kQwen3Moe, "decoder_sparse_step", 2, "experts in each layer"},
+      {kQwen3Moe, "mlp_only_layers", json::array({0}), "an empty list"}};
   for (const auto& [base, field, value, said] : cases) {
     EXPECT_THAT(refused(base, field, value), HasSubstr(said)) << field;
   }
@@ -144,9 +234,10 @@ TEST(HuggingFaceConfig, UnsupportedSettingsAreRefused) {
 }
 
 TEST(HuggingFaceConfig, WrittenAndReadIsEqual) {
-  for (const char* text : {kGpt, kLlama}) {
+  for (const char* text :
+       {kGpt, kLlama, kMistral, kQwen2, kQwen3, kMixtral, kQwen3Moe}) {
     auto options = read(text);
-    if (options.name == "llama") {
+    if (options.name != "gpt") {
       options.rope_factor = 8;
       options.rope_original_positions = 64;
     }

@@ -119,6 +119,84 @@ TEST(LanguageModel, LlamaHasTheNamesAndLayoutsOfHuggingFace) {
       50 * 24);
 }
 
+TEST(LanguageModel, OtherArchitecturesAreLlamasWithSomethingMore) {
+  auto options = small_llama();
+  options.head_size = 10;
+  const auto names_of = [](const ModelOptions& one) {
+    return by_name(list_parameters(one, {20}, 50));
+  };
+  options.name = "qwen2";
+  auto all = names_of(options);
+  EXPECT_EQ(all.at("model.layers.0.self_attn.q_proj.bias").shape[0], 60);
+  EXPECT_EQ(all.at("model.layers.0.self_attn.k_proj.bias").shape[0], 20);
+  EXPECT_EQ(all.count("model.layers.0.self_attn.o_proj.bias"), 0u);
+  options.name = "qwen3";
+  all = names_of(options);
+  EXPECT_EQ(all.at("model.layers.1.self_attn.k_norm.weight").shape[0], 10);
+  EXPECT_EQ(all.count("model.layers.0.self_attn.q_proj.bias"), 0u);
+  const auto o_proj = all.at("model.layers.0.self_attn.o_proj.weight").shape;
+  EXPECT_THAT(o_proj, ElementsAre(24, 60));
+
+  options.experts = 3;
+  options.experts_per_token = 2;
+  options.name = "mixtral";
+  const std::string moe = "model.layers.0.block_sparse_moe.";
+  expect_shapes(
+      list_parameters(options, {20}, 50),
+      {{moe + "gate.weight", {3, 24}},
+       {moe + "experts.2.w1.weight", {37, 24}},
+       {moe + "experts.2.w3.weight", {37, 24}},
+       {moe + "experts.2.w2.weight", {24, 37}}});
+  options.name = "qwen3-moe";
+  all = names_of(options);
+  EXPECT_EQ(all.count("model.layers.0.mlp.experts.2.up_proj.weight"), 1u);
+  EXPECT_EQ(all.count("model.layers.0.mlp.experts.3.up_proj.weight"), 0u);
+  EXPECT_EQ(all.count("model.layers.0.self_attn.q_norm.weight"), 1u);
+
+  EXPECT_EQ(expert_of(moe + "experts.12.w1.weight"), 12);
+  EXPECT_EQ(expert_of(moe + "gate.weight"), std::nullopt);
+  EXPECT_EQ(expert_of("experts.w1.12.weight"), std::nullopt);
+}
+
+TEST(LanguageModel, NumbersOfOtherArchitecturesAreRefused) {
+  auto options = small_llama();
+  options.window = 4;
+  EXPECT_THAT(
+      refused(options),
+      HasSubstr(
+          "window=4, but attention reaches all tokens there; leave window "
+          "out, or use name=\"mistral\" or \"mixtral\""));
+  options = small_llama();
+  options.experts = 4;
+  EXPECT_THAT(
+      refused(options),
+      HasSubstr("experts=4 and experts_per_token=0, but its blocks have one "
+                "MLP; leave them out, or use name=\"mixtral\" or "
+                "\"qwen3-moe\""));
+  options.name = "mixtral";
+  EXPECT_THAT(
+      refused(options), HasSubstr("has no numbers of its own: set "
+                                  "experts_per_token"));
+  options.experts_per_token = 5;
+  EXPECT_THAT(
+      refused(options),
+      HasSubstr("experts_per_token=5, but there are experts=4; a token goes to "
+                "each at most once, so set 4 or fewer"));
+  options.experts_per_token = 4;
+  options.normalize_routing = false;
+  EXPECT_THAT(
+      refused(options),
+      HasSubstr("always sum to 1; leave it out, or use name=\"qwen3-moe\""));
+  options = small_gpt();
+  options.head_size = 5;
+  EXPECT_THAT(
+      refused(options),
+      HasSubstr("head_size=5, but the 3 heads of a gpt share hidden_size=12"));
+  options = small_llama();
+  options.head_size = 5;
+  EXPECT_THAT(refused(options), HasSubstr("head_size=5, but rotary positions"));
+}
+
 TEST(LanguageModel, InitialValuesAreThoseOfHuggingFace) {
   using Kind = InitialValue::Kind;
   const auto gpt = by_name(list_parameters(small_gpt(), {20}, 50));

@@ -41,7 +41,7 @@ std::vector<LayerCost> costs_of(
 double weights_of_block(const ModelOptions& options) {
   const auto shape = language_model_shape(options, 1000);
   const double hidden = static_cast<double>(shape.hidden_size);
-  const double kv = static_cast<double>(shape.kv_heads * shape.head_size());
+  const double kv = static_cast<double>(shape.kv_heads * shape.head_size);
   const double inner = static_cast<double>(shape.intermediate_size);
   const double matrices = options.name == "gpt" ? 2 : 3;
   return 2 * hidden * hidden + 2 * hidden * kv + matrices * hidden * inner;

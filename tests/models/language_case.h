@@ -1,4 +1,5 @@
-// A small gpt and a small llama, with inputs, for tests of language models.
+// A small model of each architecture, with inputs, for tests of language
+// models.
 #pragma once
 
 #include <torch/torch.h>
@@ -15,8 +16,8 @@ constexpr int64_t kBatch = 3;
 constexpr int64_t kSequence = 7;
 constexpr int64_t kVocabulary = 23;
 
-/// "gpt" or "llama"; sizes that do not divide by 2, 3 or 4 wherever they need
-/// not.
+/// A name of architectures(); sizes that do not divide by 2, 3 or 4 wherever
+/// they need not.
 inline ModelOptions options_of(const std::string& name) {
   ModelOptions options;
   options.name = name;
@@ -32,6 +33,13 @@ inline ModelOptions options_of(const std::string& name) {
     options.heads = 6;
     options.kv_heads = 2;
     options.intermediate_size = 37;
+  }
+  if (name == "mistral" || name == "mixtral") options.window = 3;
+  if (name == "qwen3" || name == "qwen3-moe") options.head_size = 10;
+  if (name == "mixtral" || name == "qwen3-moe") {
+    options.intermediate_size = 13;
+    options.experts = 5;
+    options.experts_per_token = 2;
   }
   return options;
 }

@@ -1,4 +1,4 @@
-// gpt and llama compared with their formulas, on one rank and sharded over
+// Language models compared with their formulas, on one rank and sharded over
 // several: logits, loss and every gradient, in float64.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -37,9 +37,10 @@ Tensor heads_of(const Tensor& x, int64_t heads) {
 
 Tensor attention_of(
     const Tensor& query, const Tensor& key, const Tensor& value,
-    const Tensor& documents) {
+    const Tensor& documents, int64_t window = 0) {
   const double scale = 1 / std::sqrt(static_cast<double>(query.size(-1)));
   auto allowed = torch::ones({kSequence, kSequence}, torch::kBool).tril();
+  if (window > 0) allowed = allowed.triu(1 - window);
   if (documents.defined()) {
     allowed = allowed.logical_and(
         (documents.unsqueeze(1) == documents.unsqueeze(2)).unsqueeze(1));
@@ -97,27 +98,79 @@ Tensor gpt_by_formula(const parity::NamedTensors& p, const Inputs& inputs) {
   return x.matmul(embedding.t());
 }
 
-Tensor llama_by_formula(const parity::NamedTensors& p, const Inputs& inputs) {
+struct Formula {
+  Tensor logits;
+  Tensor losses;  // [batch] of the mixtures; undefined: none
+};
+
+// Every expert computes every token; the choice is a mask of weights.
+Tensor mixture_by_formula(
+    const parity::NamedTensors& p, const ModelOptions& options,
+    const std::string& block, const Tensor& x, Tensor& losses) {
+  const bool mixtral = options.name == "mixtral";
+  const auto module = block + (mixtral ? "block_sparse_moe." : "mlp.");
+  const auto scores = x.matmul(p.at(module + "gate.weight").t());
+  const auto shares = scores.softmax(-1);
+  const auto kth = std::get<0>(shares.detach().sort(-1, /*descending=*/true))
+                       .narrow(-1, options.experts_per_token - 1, 1);
+  const auto chosen = shares.detach().ge(kth).to(torch::kFloat64);
+  auto weights = shares * chosen;
+  if (options.normalize_routing) weights = weights / weights.sum(-1, true);
+  auto y = torch::zeros_like(x);
+  for (int64_t e = 0; e < options.experts; ++e) {
+    const auto expert = module + "experts." + std::to_string(e) + ".";
+    const auto linear = [&](const Tensor& z, const char* own,
+                            const char* qwen) {
+      const std::string name = mixtral ? own : qwen;
+      return z.matmul(p.at(expert + name + ".weight").t());
+    };
+    const auto gate = linear(x, "w1", "gate_proj");
+    const auto inner = gate * at::sigmoid(gate) * linear(x, "w3", "up_proj");
+    y = y +
+        weights.select(-1, e).unsqueeze(-1) * linear(inner, "w2", "down_proj");
+  }
+  const double experts = static_cast<double>(options.experts);
+  const double choices = static_cast<double>(options.experts_per_token);
+  const auto load = chosen.mean(1) * (experts / choices);
+  const auto own = options.aux_loss * (load * shares.mean(1)).sum(-1) +
+                   options.z_loss * at::logsumexp(scores, -1).square().mean(1);
+  losses = losses.defined() ? losses + own : own;
+  return y;
+}
+
+Formula llama_by_formula(
+    const parity::NamedTensors& p, const ModelOptions& options,
+    const Inputs& inputs) {
   const auto at = [&](const std::string& name) { return p.at(name); };
   const auto embedding = at("model.embed_tokens.weight");
+  Formula result;
   auto x = at::embedding(embedding, inputs.tokens);
   for (int i = 0; i < 2; ++i) {
     const auto block = "model.layers." + std::to_string(i) + ".";
     const auto linear = [&](const Tensor& y, const std::string& name) {
-      return y.matmul(at(block + name + ".weight").t());
+      const auto product = y.matmul(at(block + name + ".weight").t());
+      const auto bias = p.find(block + name + ".bias");
+      return bias == p.end() ? product : product + bias->second;
     };
     const auto y = rms_of(x, at(block + "input_layernorm.weight"));
-    const auto shared = [&](const Tensor& heads) {
-      return heads.repeat_interleave(3, 1);
+    const auto heads = [&](const std::string& name, int64_t count) {
+      auto own = heads_of(linear(y, "self_attn." + name + "_proj"), count);
+      const auto norm = p.find(block + "self_attn." + name + "_norm.weight");
+      return norm == p.end() ? own : rms_of(own, norm->second);
+    };
+    const auto shared = [&](const Tensor& own) {
+      return own.repeat_interleave(3, 1);
     };
     x = x + linear(
                 attention_of(
-                    rotated(heads_of(linear(y, "self_attn.q_proj"), 6)),
-                    shared(rotated(heads_of(linear(y, "self_attn.k_proj"), 2))),
-                    shared(heads_of(linear(y, "self_attn.v_proj"), 2)),
-                    inputs.documents),
+                    rotated(heads("q", 6)), shared(rotated(heads("k", 2))),
+                    shared(heads("v", 2)), inputs.documents, options.window),
                 "self_attn.o_proj");
     const auto z = rms_of(x, at(block + "post_attention_layernorm.weight"));
+    if (options.experts > 0) {
+      x = x + mixture_by_formula(p, options, block, z, result.losses);
+      continue;
+    }
     const auto gate = linear(z, "mlp.gate_proj");
     x = x + linear(
                 gate * at::sigmoid(gate) * linear(z, "mlp.up_proj"),
@@ -125,7 +178,8 @@ Tensor llama_by_formula(const parity::NamedTensors& p, const Inputs& inputs) {
   }
   x = rms_of(x, at("model.norm.weight"));
   const auto head = p.find("lm_head.weight");
-  return x.matmul((head == p.end() ? embedding : head->second).t());
+  result.logits = x.matmul((head == p.end() ? embedding : head->second).t());
+  return result;
 }
 
 // This rank's shard of logits, or of their gradients.
@@ -144,19 +198,23 @@ void expect_formula(
     const TensorParallel& parallel) {
   const auto network = build(options, parallel);
   const auto whole = parity::give_parts(*network, 11);
-  const auto expected = options.name == "gpt" ? gpt_by_formula(whole, inputs)
-                                              : llama_by_formula(whole, inputs);
-  const auto loss_of_whole =
+  const auto [expected, losses] =
+      options.name == "gpt" ? Formula{gpt_by_formula(whole, inputs), {}}
+                            : llama_by_formula(whole, options, inputs);
+  const bool with_losses = options.aux_loss > 0 || options.z_loss > 0;
+  auto loss_of_whole =
       at::cross_entropy_loss(expected.flatten(0, 1), inputs.targets.flatten());
+  if (with_losses) loss_of_whole = loss_of_whole + losses.mean();
   loss_of_whole.backward();
 
   Tensors given = {inputs.tokens};
   if (inputs.documents.defined()) given.push_back(inputs.documents);
   const auto outputs = network->forward(given);
-  ASSERT_EQ(outputs.size(), 1u);
+  ASSERT_EQ(outputs.size(), with_losses ? 2u : 1u);
   parity::expect_tensor(
       "logits", part_of_words(expected, parallel), outputs[0], 1e-10);
-  const auto loss = mean_loss(outputs[0], inputs, parallel);
+  auto loss = mean_loss(outputs[0], inputs, parallel);
+  if (with_losses) loss = loss + outputs[1].mean();
   EXPECT_NEAR(loss.item<double>(), loss_of_whole.item<double>(), 1e-10);
   loss.backward();
   SharedGradients(*network, parallel).finish();
@@ -172,6 +230,28 @@ TEST_P(LanguageNetwork, ComputesItsFormula) {
     expect_formula(options_of("gpt"), inputs, parallel);
     expect_formula(options_of("llama"), inputs, parallel);
     expect_formula(tied, inputs, parallel);
+  });
+}
+
+TEST_P(LanguageNetwork, ArchitecturesComputeTheirFormulas) {
+  parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
+    const auto inputs = make_inputs();
+    for (const char* name :
+         {"mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe"}) {
+      SCOPED_TRACE(name);
+      auto plain = inputs;
+      plain.documents = Tensor();
+      expect_formula(options_of(name), plain, parallel);
+      expect_formula(options_of(name), inputs, parallel);
+    }
+    auto options = options_of("qwen3-moe");
+    options.normalize_routing = false;
+    expect_formula(options, inputs, parallel);
+    options = options_of("mixtral");
+    options.aux_loss = 0.3;
+    expect_formula(options, inputs, parallel);
+    options.z_loss = 0.2;
+    expect_formula(options, inputs, parallel);
   });
 }
 
@@ -193,7 +273,7 @@ TEST_P(LanguageNetwork, RespectsTheBordersOfDocuments) {
 // Initial values, dropout and the parameters after a step equal those of one
 // rank.
 TEST_P(LanguageNetwork, WithDropoutEqualsOneRank) {
-  for (const char* name : {"gpt", "llama"}) {
+  for (const char* name : {"gpt", "llama", "mixtral"}) {
     auto options = options_of(name);
     options.dropout = 0.25;
     const auto inputs = make_inputs();
@@ -230,10 +310,11 @@ TEST_P(LanguageNetwork, WithDropoutEqualsOneRank) {
 
 // Between any two layers the tuple carries all that the later ones need.
 TEST_P(LanguageNetwork, SlicesEqualTheWholeModel) {
-  for (const char* name : {"gpt", "llama"}) {
+  for (const char* name : {"gpt", "llama", "qwen3-moe"}) {
     auto options = options_of(name);
     options.dropout = 0.25;
     options.tie_embeddings = true;
+    if (options.experts > 0) options.aux_loss = 0.1;
     parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
       const auto inputs = make_inputs();
       const auto layers =
@@ -248,7 +329,7 @@ TEST_P(LanguageNetwork, SlicesEqualTheWholeModel) {
         // The copies stand for tensors from another process.
         for (auto& value : values) value = value.detach().clone();
       }
-      ASSERT_EQ(values.size(), 1u);
+      ASSERT_EQ(values.size(), options.aux_loss > 0 ? 2u : 1u);
       EXPECT_TRUE(values[0].equal(expected)) << name;
     });
   }
@@ -287,7 +368,7 @@ TEST(LanguageLayers, NameTheInputsThatTheyTake) {
 TEST_P(LanguageNetwork, LoadsItsShardsFromAFile) {
   const TempFolder folder;
   const auto path = folder.path("model.safetensors");
-  for (const char* name : {"gpt", "llama"}) {
+  for (const char* name : {"gpt", "llama", "qwen3", "mixtral"}) {
     const auto options = options_of(name);
     const auto alone = build(options);
     save_weights(*alone, path);

@@ -1,4 +1,4 @@
-// gpt and llama compared with transformers: imported folders of transformers
+// Language models compared with transformers: imported folders of transformers
 // and exported ones of ours give the same logits, and training the same losses.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -154,8 +154,27 @@ std::map<std::string, ModelOptions> exported_models() {
   models["stretched"] = models["llama"];
   models["stretched"].rope_factor = 4;
   models["stretched"].rope_original_positions = 8;
+  for (const char* name : {"mistral", "qwen2", "qwen3"}) {
+    models[name] = model(name);
+    models[name].kv_heads = 3;
+  }
+  models["mistral"].window = 5;
+  models["qwen3"].head_size = 10;
+  for (const char* name : {"mixtral", "qwen3-moe"}) {
+    models[name] = model(name);
+    models[name].kv_heads = 2;
+    models[name].experts = 5;
+    models[name].experts_per_token = 2;
+  }
+  models["mixtral"].window = 6;
+  models["shares"] = models["qwen3-moe"];
+  models["shares"].normalize_routing = false;
   return models;
 }
+
+// The models whose training is compared.
+constexpr const char* kTrained[] = {"gpt",   "mistral", "qwen2",
+                                    "qwen3", "mixtral", "qwen3-moe"};
 
 constexpr int64_t kSteps = 20;
 
@@ -172,7 +191,7 @@ class LanguagePytorch : public testing::Test {
   struct Prepared {
     TempFolder folder;
     std::map<std::string, torch::Tensor> logits;  // of exported_models()
-    std::shared_ptr<Network> trained;             // before its first step
+    std::map<std::string, std::shared_ptr<Network>> trained;  // no step yet
   };
 
   void SetUp() override {
@@ -184,11 +203,13 @@ class LanguagePytorch : public testing::Test {
     for (const auto& [name, options] : exported_models()) {
       export_model(name, options);
     }
-    const TempFolder run;
-    prepared_->trained = make_run(run, model("gpt"));
-    echelon_command(
-        "export " + run.path() + " " + path("trained") +
-        " --format huggingface");
+    for (const std::string name : kTrained) {
+      const TempFolder run;
+      prepared_->trained[name] = make_run(run, exported_models().at(name));
+      echelon_command(
+          "export " + run.path() + " " + path(name + ".trained") +
+          " --format huggingface");
+    }
     run_python_script(
         "models/language_reference.py", {"make,run,dcp,train", path("")});
   }
@@ -235,7 +256,9 @@ class LanguagePytorch : public testing::Test {
 
 TEST_F(LanguagePytorch, FoldersOfTransformersGiveTheSameLogits) {
   for (const std::string name :
-       {"gpt", "llama", "llama_tied", "llama_stretched", "llama_bf16"}) {
+       {"gpt", "llama", "llama_tied", "llama_stretched", "llama_bf16",
+        "mistral", "qwen2", "qwen3", "mixtral", "mixtral_window", "qwen3_moe",
+        "qwen3_moe_shares"}) {
     const auto expected = logits_in(path(name + ".logits.safetensors"));
     EXPECT_GT(expected.std().item<double>(), 0.1) << name;
     const auto imported = path(name + ".imported");
@@ -305,18 +328,16 @@ TEST_F(LanguagePytorch, ImportsCheckpointsOfPytorch) {
   check("converted");
 }
 
-// The losses of 20 steps equal those of transformers and of a torch.nn model.
-TEST_F(LanguagePytorch, TrainingGivesTheSameLosses) {
-  const auto& network = prepared().trained;
+std::vector<double> losses_of_steps(Network& network) {
   const auto all_batches = batches();
   torch::optim::AdamW optimizer(
-      network->parameters(),
+      network.parameters(),
       torch::optim::AdamWOptions(3e-3).weight_decay(0.01));
   std::vector<double> losses;
   for (int64_t step = 0; step < kSteps; ++step) {
     const auto inputs = all_batches[step].narrow(1, 0, 17);
     const auto targets = all_batches[step].narrow(1, 1, 17).contiguous();
-    const auto logits = network->forward(Tensors{inputs})[0];
+    const auto logits = network.forward(Tensors{inputs})[0];
     const auto loss =
         vocab_cross_entropy(logits, targets, kVocabulary, {}).mean();
     optimizer.zero_grad();
@@ -324,20 +345,28 @@ TEST_F(LanguagePytorch, TrainingGivesTheSameLosses) {
     optimizer.step();
     losses.push_back(loss.item<double>());
   }
-  const auto file = path("losses.safetensors");
-  for (const char* name : {"transformers", "torch"}) {
-    const auto theirs = load_tensors(file, {name})[0];
-    ASSERT_EQ(theirs.numel(), kSteps);
-    double largest = 0;
-    for (int64_t step = 0; step < kSteps; ++step) {
-      largest = std::max(
-          largest,
-          std::abs(
-              theirs[step].item<double>() - losses[static_cast<size_t>(step)]));
+  return losses;
+}
+
+// The losses of 20 steps equal those of transformers, and of a torch.nn model.
+TEST_F(LanguagePytorch, TrainingGivesTheSameLosses) {
+  for (const std::string model : kTrained) {
+    const auto losses = losses_of_steps(*prepared().trained.at(model));
+    const auto file = path(model + ".losses.safetensors");
+    for (const std::string name : {"transformers", "torch"}) {
+      if (name == "torch" && model != "gpt") continue;
+      const auto theirs = load_tensors(file, {name})[0];
+      ASSERT_EQ(theirs.numel(), kSteps);
+      double largest = 0;
+      for (int64_t step = 0; step < kSteps; ++step) {
+        const double own = losses[static_cast<size_t>(step)];
+        largest =
+            std::max(largest, std::abs(theirs[step].item<double>() - own));
+      }
+      EXPECT_LE(largest, kTolerance) << model << " " << name;
     }
-    EXPECT_LE(largest, kTolerance) << name;
+    EXPECT_LT(losses.back(), losses.front() - 0.1) << model;
   }
-  EXPECT_LT(losses.back(), losses.front() - 0.1);
 }
 
 }  // namespace echelon::language_pytorch_test

@@ -1,4 +1,4 @@
-"""GPT-2 and Llama of transformers, and a GPT-2 of torch.nn, for
+"""Language models of transformers, and a GPT-2 of torch.nn, for
 language_pytorch_test.
 
 usage: language_reference.py JOB[,JOB...] FOLDER
@@ -8,9 +8,9 @@ usage: language_reference.py JOB[,JOB...] FOLDER
   dcp    a tiny Llama as torch.distributed.checkpoint saves it from two ranks:
          FOLDER/sharded in safetensors files, FOLDER/pickled in its own format;
          its logits as dcp.logits.safetensors
-  train  20 steps from FOLDER/trained on the batches of
-         FOLDER/batches.safetensors: writes losses.safetensors, with those of
-         transformers and of torch.nn
+  train  20 steps from each folder FOLDER/NAME.trained on the batches of
+         FOLDER/batches.safetensors: writes NAME.losses.safetensors, with those
+         of transformers and, of a gpt, of torch.nn
 """
 
 import math
@@ -29,6 +29,16 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 GPT = {
@@ -41,6 +51,7 @@ LLAMA = {
     "num_key_value_heads": 2, "intermediate_size": 37, "vocab_size": 51,
     "max_position_embeddings": 24, "bos_token_id": None, "eos_token_id": None,
 }
+MIXTURE = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.0}
 STRETCHED = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0,
     "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -71,6 +82,31 @@ def make(folder):
             LlamaConfig(**LLAMA, rope_parameters=STRETCHED)
         ),
         "llama_bf16": LlamaForCausalLM(LlamaConfig(**LLAMA)),
+        "mistral": MistralForCausalLM(
+            MistralConfig(**LLAMA, sliding_window=5, head_dim=10)
+        ),
+        "qwen2": Qwen2ForCausalLM(Qwen2Config(**LLAMA)),
+        "qwen3": Qwen3ForCausalLM(Qwen3Config(**LLAMA, head_dim=10)),
+        "mixtral": MixtralForCausalLM(
+            MixtralConfig(**LLAMA, **MIXTURE, num_local_experts=5)
+        ),
+        "mixtral_window": MixtralForCausalLM(
+            MixtralConfig(
+                **LLAMA, **MIXTURE, num_local_experts=5, sliding_window=6
+            )
+        ),
+        "qwen3_moe": Qwen3MoeForCausalLM(
+            Qwen3MoeConfig(
+                **LLAMA, **MIXTURE, num_experts=5, moe_intermediate_size=13,
+                head_dim=10, norm_topk_prob=True,
+            )
+        ),
+        "qwen3_moe_shares": Qwen3MoeForCausalLM(
+            Qwen3MoeConfig(
+                **LLAMA, **MIXTURE, num_experts=5, moe_intermediate_size=13,
+                head_dim=10, norm_topk_prob=False,
+            )
+        ),
     }
     tokens = load_file(folder / "tokens.safetensors")["tokens"]
     for name, model in models.items():
@@ -93,8 +129,10 @@ def save(model, tokens, path):
 
 
 def load(path, **options):
+    # The other products of experts need rows of a multiple of 16 bytes.
     model, info = AutoModelForCausalLM.from_pretrained(
-        path, local_files_only=True, output_loading_info=True, **options
+        path, local_files_only=True, output_loading_info=True,
+        experts_implementation="eager", **options
     )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         assert not info[kind], (path, kind, info[kind])
@@ -216,28 +254,31 @@ class Gpt(nn.Module):
 
 def train(folder):
     batches = load_file(folder / "batches.safetensors")["tokens"]
-    theirs = load(folder / "trained")
-    plain = Gpt(theirs.config).take(theirs.state_dict())
-    losses = {}
-    for name, model in (("transformers", theirs), ("torch", plain)):
-        model.train()
-        optimizer = torch.optim.AdamW(
-            model.parameters(), lr=3e-3, weight_decay=0.01
+    for path in sorted(folder.glob("*.trained")):
+        theirs = load(path)
+        models = {"transformers": theirs}
+        if path.stem == "gpt":
+            models["torch"] = Gpt(theirs.config).take(theirs.state_dict())
+        losses = {name: steps(name, m, batches) for name, m in models.items()}
+        save_file(losses, folder / f"{path.stem}.losses.safetensors")
+
+
+def steps(name, model, batches):
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
+    found = []
+    for tokens in batches:
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        output = model(inputs)
+        logits = output if name == "torch" else output.logits
+        loss = nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten()
         )
-        found = []
-        for tokens in batches:
-            inputs, targets = tokens[:, :-1], tokens[:, 1:]
-            output = model(inputs)
-            logits = output if name == "torch" else output.logits
-            loss = nn.functional.cross_entropy(
-                logits.flatten(0, 1), targets.flatten()
-            )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            found.append(loss.item())
-        losses[name] = torch.tensor(found, dtype=torch.float64)
-    save_file(losses, folder / "losses.safetensors")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def main():

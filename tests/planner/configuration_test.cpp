@@ -256,14 +256,21 @@ TEST(PlanConfiguration, TrainAcceptsLongerSequencesThanAModelUsuallyHas) {
       {"llama-8b", "h100-sxm:8", 16, {}, cluster::Precision::bf16, 131072});
 }
 
+TEST(PlanConfiguration, TrainAcceptsMixturesOfExperts) {
+  expect_accepted(
+      {"mixtral-8x7b", "h100-sxm:64", 256, {{"ep", "8"}, {"cp", "1"}}});
+  expect_accepted(
+      {"qwen3-30b-a3b", "h100-sxm:16", 64, {{"ep", "4"}, {"cp", "1"}}});
+}
+
 TEST(PlanConfiguration, SaysWhatIsNotTrainedHere) {
-  const Case one{"mixtral-8x7b", "h100-sxm:64", 256};
+  const Case one{"deepseek-v3", "h100-sxm:1024", 1024};
   const auto request = request_of(one);
   EXPECT_FALSE(is_trained_here(request.model));
   const auto result = plan(request);
   ASSERT_FALSE(result.plans.empty());
   const std::string text = to_configuration(result.plans[0], request);
-  EXPECT_NE(text.find("mixtral-8x7b is none of them"), std::string::npos)
+  EXPECT_NE(text.find("deepseek-v3 is none of them"), std::string::npos)
       << text;
 }
 

@@ -37,6 +37,27 @@ inline ModelOptions llama() {
   return model;
 }
 
+// Llama's kind, with what tells `name` apart.
+inline ModelOptions architecture(const std::string& name) {
+  ModelOptions model = llama();
+  model.name = name;
+  if (name == "qwen3" || name == "qwen3-moe") model.head_size = 6;
+  if (name == "mistral" || name == "mixtral") model.window = 4;
+  return model;
+}
+
+// Five experts, which no degree divides, of which a token takes two; the losses
+// of the router count.
+inline ModelOptions mixture(const std::string& name) {
+  ModelOptions model = architecture(name);
+  model.intermediate_size = 15;
+  model.experts = 5;
+  model.experts_per_token = 2;
+  model.aux_loss = 0.1;
+  model.z_loss = 0.01;
+  return model;
+}
+
 inline const ModelOptions kSimpleCnn{.name = "simple_cnn"};
 inline const ModelOptions kResnet18{
     .name = "resnet18", .sync_batch_norm = true};
@@ -364,6 +385,113 @@ inline void add_context(Cases& cases) {
   }
 }
 
+// What tells the architectures apart, with each axis.
+inline void add_architectures(Cases& cases) {
+  for (const char* name : {"mistral", "qwen2", "qwen3"}) {
+    for (const Layout& layout : parse_layouts(
+             {"dp=1", "dp=2", "tp=2", "tp=3", "tp=4", "pp=2", "fsdp=2",
+              "fsdp=2,tp=2,pp=2"})) {
+      cases.add(architecture(name), layout);
+      if (layout.tp == 1) continue;
+      cases.add(architecture(name), layout, "sequence parallel")
+          .tensor.sequence_parallel = true;
+    }
+  }
+  // Sequences cut over ranks, which have no windows.
+  for (const char* name : {"qwen2", "qwen3"}) {
+    cases.add(architecture(name), {.cp = 2}, "ring");
+    cases.add(architecture(name), {.cp = 2, .tp = 2}, "ring, sequence parallel")
+        .tensor.sequence_parallel = true;
+  }
+  for (const Layout& layout : parse_layouts({"cp=2", "fsdp=2,cp=2"})) {
+    Job& job = cases.add(mixture("qwen3-moe"), layout, "ring, no losses");
+    job.model.aux_loss = job.model.z_loss = 0;
+  }
+}
+
+// Mixtures whose ranks each have all experts.
+inline void add_mixtures(Cases& cases) {
+  for (const char* name : {"mixtral", "qwen3-moe"}) {
+    const ModelOptions model = mixture(name);
+    for (const Layout& layout : parse_layouts(
+             {"dp=1", "dp=2", "dp=3", "tp=2", "tp=3", "pp=2", "pp=3",
+              "dp=2,tp=2", "dp=2,pp=2"})) {
+      cases.add(model, layout);
+      if (layout.tp == 1) continue;
+      cases.add(model, layout, "sequence parallel").tensor.sequence_parallel =
+          true;
+    }
+    for (const int64_t stage : {1, 2, 3}) {
+      cases.add_stage(model, {.dp_shard = 2}, stage);
+      cases.add_stage(model, {.dp_shard = 2, .tp = 2, .pp = 2}, stage)
+          .tensor.sequence_parallel = true;
+    }
+  }
+  const ModelOptions model = mixture("mixtral");
+  for (const auto& schedule : schedule_names()) {
+    Job& job =
+        cases.add(model, {.dp_shard = 2, .pp = 2}, "schedule " + schedule);
+    job.pipeline.schedule = schedule_kind(schedule);
+  }
+  cases.add(model, {.dp_replicate = 2}, "3 backward passes").train.accumulate =
+      3;
+  cases.add(model, {.dp_replicate = 2}, "batches of 16 and 8")
+      .train.rank_batch = {16, 8};
+  cases.add(model, {.dp_replicate = 2}, "recompute all").memory.recompute =
+      Recompute::all;
+  cases.add(model, {.dp_shard = 2}, "recompute selective").memory.recompute =
+      Recompute::selective;
+}
+
+// Experts spread over ranks, with each other axis.
+inline void add_expert_ranks(Cases& cases) {
+  for (const char* name : {"mixtral", "qwen3-moe"}) {
+    const ModelOptions model = mixture(name);
+    for (const Layout& layout : parse_layouts(
+             {"ep=2", "ep=3", "ep=4", "dp=2,ep=2", "dp=3,ep=2", "tp=2,ep=2",
+              "pp=2,ep=2", "dp=2,pp=2,ep=2", "tp=2,pp=2,ep=2"})) {
+      cases.add(model, layout);
+    }
+    for (const int64_t stage : {1, 2, 3}) {
+      for (const Layout& layout : parse_layouts(
+               {"fsdp=2,ep=2", "dp=2,fsdp=2,ep=2", "fsdp=2,pp=2,ep=2",
+                "fsdp=2,tp=2,ep=2"})) {
+        cases.add_stage(model, layout, stage);
+      }
+    }
+  }
+  const ModelOptions model = mixture("mixtral");
+  cases.add(model, {.dp_replicate = 2, .tp = 2, .ep = 2}, "sequence parallel")
+      .tensor.sequence_parallel = true;
+  for (const auto& schedule : schedule_names()) {
+    Job& job = cases.add(model, {.pp = 2, .ep = 2}, "schedule " + schedule);
+    job.pipeline.schedule = schedule_kind(schedule);
+    Job& sharded = cases.add(
+        model, {.dp_shard = 2, .pp = 2, .ep = 2}, "schedule " + schedule);
+    sharded.pipeline.schedule = schedule_kind(schedule);
+  }
+  cases.add(model, {.ep = 2}, "3 backward passes").train.accumulate = 3;
+  cases.add(model, {.ep = 2}, "batches of 16 and 8").train.rank_batch = {16, 8};
+  cases.add(model, {.ep = 2}, "tied embeddings").model.tie_embeddings = true;
+  cases.add(model, {.ep = 2}, "dropout 0.3").model.dropout = 0.3;
+  for (const Layout& layout : parse_layouts({"ep=2", "fsdp=2,ep=2"})) {
+    cases.add(model, layout, "recompute all").memory.recompute = Recompute::all;
+    cases.add(model, layout, "recompute selective").memory.recompute =
+        Recompute::selective;
+    cases.add(model, layout, "parameters offloaded").memory.offload =
+        Offload::parameters;
+    cases.add(model, layout, "activations offloaded").memory.activations =
+        Activations::offload;
+    cases.add(model, layout, "adamw, weight decay 0.1").optimizer = {
+        .name = OptimizerKind::adamw,
+        .learning_rate = 1e-3,
+        .weight_decay = 0.1,
+        .clip_norm = 0.5};
+  }
+  cases.add(model, parse_layout("dp=2,ep=2,order=ep:dp"));
+  cases.add(model, parse_layout("fsdp=2,ep=2,order=ep:fsdp"), stage_text(3));
+}
+
 inline std::vector<Case> all_cases(const std::string& tokens) {
   Cases cases(tokens);
   for (const auto& model : {tiny_gpt(), llama(), kSimpleCnn}) {
@@ -412,6 +540,9 @@ inline std::vector<Case> all_cases(const std::string& tokens) {
   add_memory(cases);
   add_orders(cases);
   add_context(cases);
+  add_architectures(cases);
+  add_mixtures(cases);
+  add_expert_ranks(cases);
   return std::move(cases.all);
 }
 

@@ -83,6 +83,8 @@ boundaries in texts are respected, so tokens without a target do not count in th
 
 - gpt: 2 blocks, 5 heads of 4, an MLP of 45, a vocabulary of 67, tied embeddings
 - llama: 2 blocks, 6 heads of 4 that share 2 heads of keys and values, an MLP of 31, a vocabulary of 61
+- mistral: the llama with a window of 4 tokens; qwen2: with biases of queries, keys and values; qwen3: with their norms, and heads of 6
+- mixtral, qwen3-moe: 5 experts of 15 features, 2 for a token, with the losses of the router
 - simple_cnn: 16 and 32 channels, on 8 x 8 images
 - resnet18: its stem, its first block and its first block that halves the image, on 16 x 16 images, with batch statistics over all ranks
 
@@ -90,7 +92,7 @@ The degrees therefore do not divide the heads, the features or the vocabulary, a
 
 The stage says what `fsdp` shards: 1 optimizer state, 2 also gradients, 3 also parameters. It is 3 where none is named. "gathered for a step" means
 that parameters stay unsharded until the step ends, and "gathered for a use" that they are resharded after each use (`[shard] gather`). gpt has a
-dropout of 0.3 in the rows that save memory. `order` names the axes, outermost first, where it is not the default (dp, fsdp, pp, cp, tp). With
+dropout of 0.3 in the rows that save memory. `order` names the axes, outermost first, where it is not the default (dp, fsdp, pp, cp, ep, tp). With
 `cp` sequences of 11 tokens are cut; "ring", "all_gather" and "ulysses" are the ways of its attention.
 
 `tests/train/composition_test.cpp` writes and runs all rows.

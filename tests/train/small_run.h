@@ -126,7 +126,7 @@ class SmallRun {
     options.samples = data_.train_samples;
     options.global_batch = job_.train.batch;
     options.rank = groups.data_index();
-    options.num_ranks = groups.data_degree();
+    options.num_ranks = groups.data_ranks();
     options.seed = 1;
     options.sample_keys = draws_masks(job_.model, data_.train->spec());
     return options;

@@ -21,10 +21,13 @@ namespace {
 using torch::Tensor;
 
 // The parameters by their first name; one that modules share is listed once.
-std::vector<NamedParameter> unique_parameters(const torch::nn::Module& module) {
+std::vector<NamedParameter> unique_parameters(
+    const torch::nn::Module& module,
+    const DistributedDataParallelOptions& options) {
   std::vector<NamedParameter> result;
   std::unordered_set<c10::TensorImpl*> seen;
   for (const auto& item : module.named_parameters()) {
+    if (options.leaves_out && options.leaves_out(item.key())) continue;
     if (item.value().defined() &&
         seen.insert(item.value().unsafeGetTensorImpl()).second) {
       result.push_back({item.key(), item.value()});
@@ -55,9 +58,11 @@ describe(const char* kind, const std::string& name, const Tensor& tensor) {
   return text;
 }
 
-std::vector<std::string> describe(const torch::nn::Module& module) {
+std::vector<std::string> describe(
+    const torch::nn::Module& module,
+    const DistributedDataParallelOptions& options) {
   std::vector<std::string> lines;
-  for (const auto& [name, tensor] : unique_parameters(module)) {
+  for (const auto& [name, tensor] : unique_parameters(module, options)) {
     lines.push_back(describe("parameter", name, tensor));
   }
   for (const auto& item : module.named_buffers()) {
@@ -78,9 +83,11 @@ std::string line_at(const std::vector<std::string>& lines, size_t i) {
 
 // Every rank sees all descriptions, so all ranks throw the same error.
 void check_same_model(
-    const torch::nn::Module& module, const Group& group, torch::Device device) {
+    const torch::nn::Module& module,
+    const DistributedDataParallelOptions& options, const Group& group,
+    torch::Device device) {
   const auto all =
-      gather_lines(describe(module), group, device, "compare models");
+      gather_lines(describe(module, options), group, device, "compare models");
   for (size_t i = 0;; ++i) {
     std::vector<int> same, different;
     for (int rank = 0; rank < group.size(); ++rank) {
@@ -235,10 +242,10 @@ DataParallelModule::DataParallelModule(
   check_positive("first_bucket_bytes", options_.first_bucket_bytes);
   check_positive("in_place_bytes", options_.in_place_bytes);
   if (group_.size() == 1) return;
-  check_same_model(module_, group_, device_of(module_));
+  check_same_model(module_, options_, group_, device_of(module_));
   broadcast_state();
   std::vector<NamedParameter> parameters;
-  for (const auto& parameter : unique_parameters(module_)) {
+  for (const auto& parameter : unique_parameters(module_, options_)) {
     const bool trained = parameter.tensor.requires_grad();
     (trained ? parameters : frozen_).push_back(parameter);
   }
@@ -287,7 +294,7 @@ void DataParallelModule::sync_buffers() {
 
 void DataParallelModule::broadcast_state(int source) {
   std::vector<Tensor> state;
-  for (const auto& [_, tensor] : unique_parameters(module_)) {
+  for (const auto& [_, tensor] : unique_parameters(module_, options_)) {
     state.push_back(tensor);
   }
   for (const auto& buffer : buffers_of(module_)) state.push_back(buffer);

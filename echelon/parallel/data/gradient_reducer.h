@@ -50,6 +50,9 @@ struct DistributedDataParallelOptions {
   bool sync_batch_norm = false;
   /// How a bucket is averaged; null: all_reduce_hook().
   BucketHook hook;
+  /// Parameters that are neither compared nor reduced, such as experts, of
+  /// which each rank has others; null: none.
+  std::function<bool(const std::string& parameter)> leaves_out;
 };
 
 /// A parameter, with its name for errors.

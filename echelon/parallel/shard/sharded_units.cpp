@@ -131,6 +131,10 @@ sharding::UnshardWhenUnpacked::pack(const Tensor& tensor) {
 void ShardedUnits::Impl::start(torch::Device device) {
   if (context) return;
   context = std::make_unique<ShardContext>(shard, replicate, options, device);
+  if (options.apart) {
+    apart = std::make_unique<ShardContext>(
+        options.apart->shard, options.apart->replicate, options, device);
+  }
   unsharded = std::make_unique<UnshardedUnits>(
       units, options.shard, context->keeps_unsharded() || options.unshard_once);
   reducer = std::make_unique<UnitReducer>(units, *context);
@@ -259,15 +263,17 @@ size_t ShardedUnits::add(
   auto unit = std::make_unique<Unit>();
   unit->name = name;
 
-  // One buffer per dtype and requires_grad, and one per parameter in
-  // `own_buffer`.
-  using Kind = std::tuple<bool, torch::Dtype, std::string>;
+  // One buffer per dtype and requires_grad, another for parameters apart, and
+  // one per parameter in `own_buffer`.
+  using Kind = std::tuple<bool, torch::Dtype, std::string, bool>;
   std::vector<std::pair<Kind, Parameters>> kinds;
   for (const auto& parameter : parameters) {
     const auto& [full_name, tensor] = parameter;
-    const bool apart = impl_->options.own_buffer.contains(full_name);
+    const auto& options = impl_->options;
+    const bool alone = options.own_buffer.contains(full_name);
     const Kind kind{
-        tensor.requires_grad(), tensor.scalar_type(), apart ? full_name : ""};
+        tensor.requires_grad(), tensor.scalar_type(), alone ? full_name : "",
+        options.apart && options.apart->has(full_name)};
     auto found = std::find_if(kinds.begin(), kinds.end(), [&](const auto& one) {
       return one.first == kind;
     });
@@ -277,15 +283,16 @@ size_t ShardedUnits::add(
   std::map<std::string, Impl::Location> locations;
   for (const auto& [kind, members] : kinds) {
     impl_->start(members.front().second.device());
-    const auto& [trains, dtype, apart] = kind;
+    const auto& [trains, dtype, alone, apart] = kind;
     std::string flat_name = name;
-    if (!apart.empty()) flat_name += "/" + apart;
+    if (!alone.empty()) flat_name += "/" + alone;
+    if (apart) flat_name += "/apart";
     if (!trains) flat_name += "/frozen";
     if (dtype != std::get<1>(kinds.front().first)) {
       flat_name += std::string("/") + c10::toString(dtype);
     }
     unit->flats.push_back(std::make_unique<FlatBuffer>(
-        *impl_->context, flat_name, members, equal));
+        apart ? *impl_->apart : *impl_->context, flat_name, members, equal));
     const auto& flat = *unit->flats.back();
     if (flat.trainable()) unit->num_trainable += flat.num_parameters();
     impl_->unit_of[flat.storage()] = index;
@@ -364,6 +371,7 @@ void ShardedUnits::finish() {
   if (!impl_->reducer) return;
   const torch::NoGradGuard no_grad;
   impl_->reducer->finish();
+  if (impl_->apart) impl_->apart->pool.trim();
 }
 
 void ShardedUnits::after_update(bool updated) {

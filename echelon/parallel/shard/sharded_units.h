@@ -73,6 +73,15 @@ struct ShardedUnitsOptions {
   /// rank that holds one has the same range of it: parameters tied to another
   /// stage's.
   std::set<std::string> own_buffer;
+  /// Parameters that ranks share out otherwise: experts, of which the ranks of
+  /// the constructor's groups have different ones. They are sharded over
+  /// `shard` and summed over `replicate`, by the same stage. Null: none.
+  struct Apart {
+    std::function<bool(const std::string& parameter)> has;
+    Group shard;
+    Group replicate;
+  };
+  std::shared_ptr<const Apart> apart;
   /// Called with the parameters of a unit once their gradients (in .grad) are
   /// complete on this rank, before they are reduced: the place for sums over
   /// other axes.

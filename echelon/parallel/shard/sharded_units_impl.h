@@ -50,6 +50,7 @@ struct ShardedUnits::Impl : std::enable_shared_from_this<Impl> {
   const ShardedUnitsOptions options;
   std::recursive_mutex mutex;
   std::unique_ptr<sharding::ShardContext> context;
+  std::unique_ptr<sharding::ShardContext> apart;  // of options.apart
   sharding::Units units;
   std::unique_ptr<sharding::UnshardedUnits> unsharded;
   std::unique_ptr<sharding::UnitReducer> reducer;

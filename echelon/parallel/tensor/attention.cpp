@@ -42,6 +42,19 @@ causal_mask(int64_t sequence, int64_t past, const torch::TensorOptions& like) {
       .triu(past + 1);
 }
 
+// Adds minus infinity to the scores of positions that a window of `window`
+// tokens does not reach. `mask` undefined: positions attend up to themselves.
+Tensor in_window(
+    const Tensor& mask, int64_t window, int64_t sequence, int64_t past,
+    const torch::TensorOptions& like) {
+  const torch::NoGradGuard no_grad;
+  const auto outside = torch::full(
+                           {sequence, past + sequence},
+                           -std::numeric_limits<double>::infinity(), like)
+                           .tril(past - window);
+  return outside + (mask.defined() ? mask : causal_mask(sequence, past, like));
+}
+
 // A larger buffer for `length` positions, with a copy of the old contents.
 Tensor grown(const Tensor& old, const Tensor& like, int64_t length) {
   auto sizes = like.sizes().vec();
@@ -196,6 +209,16 @@ ParallelAttention::ParallelAttention(
         add_projection("k_proj", false, true, false),
         add_projection("v_proj", false, false, true)};
   }
+  if (options_.qk_norm_eps > 0) {
+    const auto norm = [&](const std::string& name) {
+      return register_module(
+          name, std::make_shared<RMSNorm>(
+                    shape.size_of_head(), options_.qk_norm_eps, parallel_,
+                    /*of_heads=*/true));
+    };
+    query_norm_ = norm("q_norm");
+    key_norm_ = norm("k_norm");
+  }
   const std::string out = options_.fused ? "c_proj" : "o_proj";
   const int64_t size = shape.size_of_head();
   const auto features = times(heads_.query, size, 0);
@@ -229,7 +252,7 @@ std::shared_ptr<ColumnParallelLinear> ParallelAttention::add_projection(
   const LinearShape matrix{
       .in = shape.hidden,
       .out = end,
-      .bias = options_.bias,
+      .bias = options_.bias || options_.qkv_bias,
       .layout = options_.fused ? WeightLayout::in_out : WeightLayout::out_in};
   return register_module(
       name, std::make_shared<ColumnParallelLinear>(
@@ -269,9 +292,15 @@ ParallelAttention::project(const Tensor& x, const AttentionFrame& frame) {
 
 Tensor ParallelAttention::attend(
     const QueryKeyValue& qkv, const AttentionFrame& frame) {
-  if (parallel_.context.is_used()) return attend_in_context(qkv, frame);
-  const int64_t past = frame.cache ? frame.cache->length : 0;
   auto [query, key, value] = qkv;
+  if (query_norm_) {
+    query = query_norm_->forward(query);
+    key = key_norm_->forward(key);
+  }
+  if (parallel_.context.is_used()) {
+    return attend_in_context({query, key, value}, frame);
+  }
+  const int64_t past = frame.cache ? frame.cache->length : 0;
   if (options_.rotary) {
     const auto table = rotary_table(
         *options_.rotary, options_.shape.size_of_head(), past, frame.sequence,
@@ -293,6 +322,10 @@ Tensor ParallelAttention::attend(
     if (past > 0 && frame.sequence > 1) {
       mask = causal_mask(frame.sequence, past, query.options());
     }
+  }
+  if (options_.window > 0 && past + frame.sequence > options_.window) {
+    mask =
+        in_window(mask, options_.window, frame.sequence, past, query.options());
   }
   const bool drops = options_.dropout > 0 && is_training();
   const bool grouped_kernel = !drops && groups_heads(key, mask.defined());
@@ -323,6 +356,12 @@ Tensor ParallelAttention::attend_in_context(
         label_ +
         ": sequences are not cut in generation; build the model without a "
         "context-parallel group");
+  }
+  if (options_.window > 0 && options_.window < frame.total) {
+    throw ConfigError(format(
+        "{}: window={}, but sequences of {} tokens that are cut over {} ranks "
+        "have no windows yet; set window=0, or set [layout] cp=1",
+        label_, options_.window, frame.total, parallel_.context.size()));
   }
   if (options_.rotary) {
     const auto table = rotary_table(

@@ -25,6 +25,7 @@
 #include "echelon/layers/sharded_module.h"
 #include "echelon/layout/shard.h"
 #include "echelon/parallel/tensor/linear.h"
+#include "echelon/parallel/tensor/norm.h"
 #include "echelon/parallel/tensor/rotary.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 
@@ -70,7 +71,16 @@ struct AttentionOptions {
   /// + values] and c_proj [queries, hidden], both WeightLayout::in_out. False:
   /// as llama, q_proj, k_proj, v_proj and o_proj, WeightLayout::out_in.
   bool fused = true;
-  bool bias = true;                     // of all matrices; llama has none
+  bool bias = true;       // of all matrices; llama has none
+  bool qkv_bias = false;  // not fused, without `bias`: of queries,
+                          // keys and values, as qwen2 has
+  /// Above 0: RMSNorm of each head of queries and keys with this eps, before
+  /// the rotation, as qwen3 has.
+  double qk_norm_eps = 0;
+  /// Tokens that a query attends to, itself and those before it; 0: all. With
+  /// fewer than a sequence has, in a context-parallel group, forward throws
+  /// ConfigError.
+  int64_t window = 0;
   std::optional<RotaryOptions> rotary;  // of queries and keys
   double dropout = 0;                   // of probabilities, in training
 };
@@ -124,6 +134,7 @@ document_mask(const torch::Tensor& documents, torch::ScalarType dtype);
 ///   q_proj.weight [heads_r * head_size, hidden],
 ///   k_proj.weight and v_proj.weight [kv_heads_r * head_size, hidden],
 ///   o_proj.weight [hidden, heads_r * head_size]
+///   with qk_norm_eps: q_norm.weight and k_norm.weight [head_size]
 class ParallelAttention : public torch::nn::Module {
  public:
   /// `label`: the layer's name, "transformer.h.0.attn". It labels collectives,
@@ -162,6 +173,7 @@ class ParallelAttention : public torch::nn::Module {
   AttentionHeads heads_;
   std::vector<std::shared_ptr<ColumnParallelLinear>> in_;
   std::shared_ptr<RowParallelLinear> out_;
+  std::shared_ptr<RMSNorm> query_norm_, key_norm_;  // null: none
   std::vector<int64_t> queries_of_kv_;
 };
 

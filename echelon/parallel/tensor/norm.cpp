@@ -15,9 +15,11 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 ParameterShard replicated_parameter(
-    int64_t hidden, const TensorParallel& parallel, double value) {
+    int64_t hidden, const TensorParallel& parallel, double value,
+    bool of_heads = false) {
   return {
-      replicated({hidden}, parallel.rank()), parallel.splits_tokens(),
+      replicated({hidden}, parallel.rank()),
+      parallel.splits_tokens() || (of_heads && parallel.size() > 1),
       InitialValue::constant_of(value)};
 }
 
@@ -149,9 +151,10 @@ Tensor LayerNorm::forward(const Tensor& x) {
   return at::layer_norm(x, {hidden_}, weight, bias, eps_);
 }
 
-RMSNorm::RMSNorm(int64_t hidden, double eps, const TensorParallel& parallel)
-    : weight(
-          register_shard("weight", replicated_parameter(hidden, parallel, 1))),
+RMSNorm::RMSNorm(
+    int64_t hidden, double eps, const TensorParallel& parallel, bool of_heads)
+    : weight(register_shard(
+          "weight", replicated_parameter(hidden, parallel, 1, of_heads))),
       eps_(eps) {}
 
 Tensor RMSNorm::forward(const Tensor& x) {

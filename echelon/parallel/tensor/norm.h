@@ -35,7 +35,11 @@ class LayerNorm : public ShardedModule {
 /// arXiv:1910.07467.
 class RMSNorm : public ShardedModule {
  public:
-  RMSNorm(int64_t hidden, double eps, const TensorParallel& parallel);
+  /// `of_heads`: the rows are heads, of which each rank has others, so that the
+  /// gradient is a term of a sum however tokens are sharded.
+  RMSNorm(
+      int64_t hidden, double eps, const TensorParallel& parallel,
+      bool of_heads = false);
 
   /// x [..., hidden] -> the same shape and dtype.
   torch::Tensor forward(const torch::Tensor& x);

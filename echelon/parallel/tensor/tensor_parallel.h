@@ -57,6 +57,9 @@ struct TensorParallel {
   /// The ranks that hold the other parts of each sequence. They have the same
   /// shards of parameters, and layers are given this rank's tokens.
   ContextParallel context;
+  /// The ranks that share out the experts of a mixture; each has samples of its
+  /// own (parallel/expert/).
+  Group experts = Group::alone("ep");
 
   int rank() const { return group.rank(); }
   int size() const { return group.size(); }

@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "echelon/architecture/language_model.h"
 #include "echelon/error.h"
 #include "echelon/train/saving/saved_state.h"
 
@@ -246,20 +247,26 @@ std::vector<StateShard> parameters_to_save(
   const auto parts = state.model().parameters();
   SharedByTensorRanks shared(parts, shapes, source, groups.along(Axis::tp));
   // A parameter with a range is replicated over dp_replicate only, others over
-  // all data-parallel ranks.
-  std::vector<StateShard> ranged, whole;
+  // all data-parallel ranks; experts over those that have the same ones.
+  std::vector<StateShard> ranged, whole, ranged_experts, whole_experts;
   for (const auto& part : parts) {
     if (part.name != source.first_name(part.name)) continue;
     const auto& shape = shapes.of(part.name);
     const auto boxes = part.shard ? boxes_of_part(part, shape, true)
                                   : shared.next(part, shape);
-    auto& all = part.range ? ranged : whole;
+    const bool expert = expert_of(part.name).has_value();
+    auto& all = part.range ? (expert ? ranged_experts : ranged)
+                           : (expert ? whole_experts : whole);
     const size_t begin = all.size();
     add_parameter(all, part, source, shape, states, boxes);
     drop_numbers_of_others(all, begin);
   }
   auto all = share_out(std::move(whole), groups.data());
-  append(all, share_out(std::move(ranged), groups.along(Axis::dp_replicate)));
+  append(all, share_out(std::move(ranged), groups.replicate()));
+  append(all, share_out(std::move(whole_experts), groups.same_experts()));
+  append(
+      all,
+      share_out(std::move(ranged_experts), groups.along(Axis::dp_replicate)));
   return all;
 }
 

@@ -10,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include "echelon/architecture/language_model.h"
 #include "echelon/comm/group.h"
 #include "echelon/comm/nccl/accelerator.h"
 #include "echelon/comm/trace/record.h"
@@ -28,7 +29,7 @@ int64_t largest_local_batch(const Job& job) {
   if (!job.train.rank_batch.empty()) {
     return std::ranges::max(job.train.rank_batch);
   }
-  const int64_t ranks = job.layout.data_degree();
+  const int64_t ranks = job.layout.data_ranks();
   return (job.train.batch + ranks - 1) / ranks;
 }
 
@@ -142,7 +143,8 @@ memory_plan::PlannedLayer planned(const counting::LayerCost& cost) {
     layer.parameters.push_back(
         {.numel = c10::multiply_integers(one.tensor.shape),
          .decays = one.tensor.shape.size() >= 2,
-         .trains = one.requires_grad});
+         .trains = one.requires_grad,
+         .expert = expert_of(cost.name + "." + one.name).has_value()});
   }
   return layer;
 }

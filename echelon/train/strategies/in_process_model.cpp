@@ -45,10 +45,17 @@ class InProcessModel : public ParallelModel {
         objective_(
             objective_for(place.source.sample, place.source.classes, tensor_)),
         network_(std::move(network)),
-        counted_(local_parameters(*network_), tensor_.rank()),
+        counted_(
+            local_parameters(*network_), tensor_.rank(),
+            counted_elsewhere(local_parameters(*network_), place.groups)),
         shared_(*network_, tensor_),
         parallel_(
             network_, place.groups.data(),
+            without_experts(
+                data_parallel_options(job.train, job.model.sync_batch_norm),
+                place.groups)),
+        experts_(
+            *network_, place.groups,
             data_parallel_options(job.train, job.model.sync_batch_norm)) {}
 
   Score forward_backward(const Batch& raw, bool count_units) override {
@@ -64,8 +71,14 @@ class InProcessModel : public ParallelModel {
           return last ? nullptr : parallel_.no_sync();
         },
         .forward =
-            [&](const Tensors& inputs) { return parallel_.forward(inputs); }};
+            [&](const Tensors& inputs) { return parallel_.forward(inputs); },
+        .before_backward =
+            [&](bool last) {
+              if (last) experts_.begin_reduction();
+            }};
+    const auto step = experts_.begin_step();
     const Score score = loop.run(batch, scale);
+    experts_.finish_reduction();
     shared_.finish();
     return counted_here() ? score : Score{};
   }
@@ -74,11 +87,14 @@ class InProcessModel : public ParallelModel {
     const torch::NoGradGuard no_grad;
     const Batch batch = placed(raw);
     Score score;
-    if (batch.inputs.size(0) == 0) return score;
+    const bool empty = batch.inputs.size(0) == 0;
+    // Other ranks send tokens to this one's experts.
+    if (empty && tensor_.experts.size() == 1) return score;
+    const Tensors inputs = inputs_of(batch);
     network_->eval();
-    const auto outputs = network_->forward(inputs_of(batch));
+    const auto outputs = network_->forward(empty ? stand_in(inputs) : inputs);
     network_->train();
-    objective_->evaluate(score, outputs, batch.targets);
+    if (!empty) objective_->evaluate(score, outputs, batch.targets);
     return counted_here() ? score : Score{};
   }
 
@@ -104,8 +120,9 @@ class InProcessModel : public ParallelModel {
     return parameter_groups(all, weight_decay);
   }
   std::optional<PartitionedGradients> partitioned_gradients() const override {
-    if (tensor_.size() == 1) return std::nullopt;
-    return counted_.partition(parameters(), sum_over({tensor_.group}, last_));
+    if (tensor_.size() == 1 && tensor_.experts.size() == 1) return std::nullopt;
+    return counted_.partition(
+        parameters(), sum_over({tensor_.group, tensor_.experts}, last_));
   }
   std::vector<std::string> describe() const override { return lines_; }
 
@@ -132,10 +149,11 @@ class InProcessModel : public ParallelModel {
   CountedElements counted_;
   SharedGradients shared_;
   DistributedDataParallel<std::shared_ptr<Net>> parallel_;
+  ExpertParallel experts_;
 };
 
 PlacementOptions placement_options(const Job& job, const ModelPlace& place) {
-  const int64_t pieces = job.layout.data_degree() * job.train.accumulate;
+  const int64_t pieces = job.layout.data_ranks() * job.train.accumulate;
   PlacementOptions options;
   for (const auto& name : job.model.devices) options.devices.emplace_back(name);
   options.inputs = input_specs(

@@ -309,7 +309,7 @@ ModelPartition partition_into_stages(
   // Every rank counts the layers of the first tensor-parallel rank: none has
   // more, and so all choose the same boundaries.
   const LayerList layers = place.source.sharded(silent_tensor_parallel(job));
-  const int64_t pieces = job.layout.data_degree() * schedule.num_microbatches;
+  const int64_t pieces = job.layout.data_ranks() * schedule.num_microbatches;
   const auto inputs = input_specs(
       job, place.source, std::max<int64_t>(1, job.train.batch / pieces));
 

@@ -245,14 +245,16 @@ TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups) {
   return {
       groups.along(Axis::tp),
       job.tensor,
-      {groups.along(Axis::cp), job.context}};
+      {groups.along(Axis::cp), job.context},
+      groups.along(Axis::ep)};
 }
 
 TensorParallel silent_tensor_parallel(const Job& job, int rank) {
   return {
       Group::silent("tp", rank, static_cast<int>(job.layout.tp)),
       job.tensor,
-      {Group::silent("cp", 0, static_cast<int>(job.layout.cp)), job.context}};
+      {Group::silent("cp", 0, static_cast<int>(job.layout.cp)), job.context},
+      Group::silent("ep", 0, static_cast<int>(job.layout.ep))};
 }
 
 }  // namespace echelon

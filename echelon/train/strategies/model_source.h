@@ -99,7 +99,8 @@ int64_t passes_per_step(const Job& job);
 TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups);
 
 /// A rank of the job's tensor-parallel group that sends nothing, the first of
-/// its context-parallel group: for layers that are built to be counted.
+/// its context-parallel and expert-parallel groups: for layers that are built
+/// to be counted.
 TensorParallel silent_tensor_parallel(const Job& job, int rank = 0);
 
 }  // namespace echelon

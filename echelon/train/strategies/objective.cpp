@@ -119,15 +119,21 @@ class NextToken : public TrainingObjective {
   }
   torch::Tensor loss_sum(
       const Tensors& outputs, const torch::Tensor& targets) const override {
-    const auto& scores = parallel_.size() == 1
-                             ? scores_of(outputs, -1, vocabulary_)
-                             : only_one(outputs);
+    const bool with_losses = has_losses(outputs, targets);
+    const Tensors first = {outputs[0]};
+    const auto& all = with_losses ? first : outputs;
+    const auto& scores =
+        parallel_.size() == 1 ? scores_of(all, -1, vocabulary_) : only_one(all);
     // Data sets mark ignored targets by different negative numbers, and the
     // loss knows one.
-    return vocab_cross_entropy(
-               scores, targets.clamp_min(kIgnored), vocabulary_,
-               holder_of(scores), kIgnored)
-        .sum();
+    const auto sum = vocab_cross_entropy(
+                         scores, targets.clamp_min(kIgnored), vocabulary_,
+                         holder_of(scores), kIgnored)
+                         .sum();
+    if (!with_losses) return sum;
+    // Each unit counts the losses of its sample.
+    const auto units = targets.ge(0).sum(1).to(outputs[1].scalar_type());
+    return sum + (outputs[1] * units).sum();
   }
   torch::Tensor count_correct(
       const Tensors& outputs, const torch::Tensor& targets) const override {
@@ -139,6 +145,12 @@ class NextToken : public TrainingObjective {
 
  private:
   static constexpr int64_t kIgnored = -1;
+
+  // Whether the outputs are scores and the losses of each sample.
+  static bool has_losses(const Tensors& outputs, const torch::Tensor& targets) {
+    return outputs.size() == 2 && outputs[1].is_floating_point() &&
+           outputs[1].dim() == 1 && outputs[1].size(0) == targets.size(0);
+  }
 
   // The group that shards these scores: this rank alone if it has all.
   TensorParallel holder_of(const torch::Tensor& scores) const {

@@ -110,10 +110,12 @@ class TrainingObjective {
 std::unique_ptr<TrainingObjective> classification(int64_t classes);
 
 /// Cross-entropy of the tokens' scores [n, sequence, vocabulary], targets
-/// [n, sequence]; a negative target is ignored. In a tensor-parallel group the
-/// scores are those of the full vocabulary, or of this rank's shard (even_range
-/// of `vocabulary`), and are never all-gathered. `every_target_counts`: none is
-/// ignored, so that nothing needs to be counted.
+/// [n, sequence]; a negative target is ignored. A model may return the scores
+/// and other losses [n] of each sample (of a mixture of experts), which are
+/// then added to the loss of each of its targets. In a tensor-parallel group
+/// the scores are those of the full vocabulary, or of this rank's shard
+/// (even_range of `vocabulary`), and are never all-gathered.
+/// `every_target_counts`: none is ignored, so that nothing needs to be counted.
 std::unique_ptr<TrainingObjective> next_token(
     int64_t vocabulary, const TensorParallel& parallel,
     bool every_target_counts = false);

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "echelon/architecture/language_model.h"
 #include "echelon/parallel/data/coalesced.h"
 #include "echelon/profiling/memory_meter.h"
 #include "echelon/text/format.h"
@@ -59,6 +60,56 @@ std::vector<LocalParameter> local_buffers(const torch::nn::Module& module) {
   return parts_of(module.named_buffers(), shards_of(module));
 }
 
+std::set<std::string> counted_elsewhere(
+    const std::vector<LocalParameter>& parts, const MeshGroups& groups) {
+  std::set<std::string> names;
+  if (groups.along(Axis::ep).rank() == 0) return names;
+  for (const auto& part : parts) {
+    const bool sharded = part.range && groups.expert_shard().size() > 1;
+    if (!sharded && !expert_of(part.name)) names.insert(part.name);
+  }
+  return names;
+}
+
+DistributedDataParallelOptions without_experts(
+    DistributedDataParallelOptions options, const MeshGroups& groups) {
+  if (groups.along(Axis::ep).size() > 1) {
+    options.leaves_out = [](const std::string& parameter) {
+      return expert_of(parameter).has_value();
+    };
+  }
+  return options;
+}
+
+ExpertParallel::ExpertParallel(
+    torch::nn::Module& network, const MeshGroups& groups,
+    const DistributedDataParallelOptions& options) {
+  const bool has_experts = std::ranges::any_of(
+      network.named_parameters().keys(),
+      [](const auto& name) { return expert_of(name).has_value(); });
+  if (groups.along(Axis::ep).size() == 1 || !has_experts) return;
+  auto own = options;
+  own.broadcast_buffers = false;
+  own.sync_batch_norm = false;
+  own.leaves_out = [](const std::string& parameter) {
+    return !expert_of(parameter);
+  };
+  parallel_ = std::make_unique<DataParallelModule>(
+      network, groups.same_experts(), std::move(own));
+}
+
+std::shared_ptr<void> ExpertParallel::begin_step() {
+  return parallel_ ? parallel_->no_sync() : nullptr;
+}
+
+void ExpertParallel::begin_reduction() {
+  if (parallel_) parallel_->begin_reduction();
+}
+
+void ExpertParallel::finish_reduction() {
+  if (parallel_) parallel_->finish_reduction();
+}
+
 SumOverRanks sum_over(const std::vector<Group>& groups, torch::Device device) {
   return [groups, device](torch::Tensor& number) {
     auto sum = number.to(device);
@@ -106,6 +157,7 @@ std::vector<std::string> describe_share(
       parts, [](const auto& part) { return part.range.has_value(); });
   if (sharded) add("sharded", place.groups.shard());
   add("tensor-parallel", place.groups.along(Axis::tp));
+  add("expert-parallel", place.groups.along(Axis::ep));
   if (ranks.empty()) return {};
   const int64_t all = place.source.num_parameters();
   int64_t own = 0;

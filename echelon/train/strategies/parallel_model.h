@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -115,6 +116,38 @@ make_parallel_model(const Job& job, const ModelPlace& place);
 /// shards.
 std::vector<LocalParameter> local_parameters(const torch::nn::Module& module);
 std::vector<LocalParameter> local_buffers(const torch::nn::Module& module);
+
+/// Of `parts`, those that another rank counts for norms: ranks of ep that have
+/// the same parameters, but for experts, count them once.
+std::set<std::string> counted_elsewhere(
+    const std::vector<LocalParameter>& parts, const MeshGroups& groups);
+
+/// Data parallelism of the experts of a network, beside that of all else, when
+/// they are spread over ranks.
+///
+///   ExpertParallel experts(*network, groups, options);
+///   auto step = experts.begin_step();
+///   … before the last backward: experts.begin_reduction(); …
+///   experts.finish_reduction();
+class ExpertParallel {
+ public:
+  /// Every rank of the world makes one.
+  ExpertParallel(
+      torch::nn::Module& network, const MeshGroups& groups,
+      const DistributedDataParallelOptions& options);
+
+  /// While the result lives, backward does not reduce by itself.
+  std::shared_ptr<void> begin_step();
+  void begin_reduction();
+  void finish_reduction();
+
+ private:
+  std::unique_ptr<DataParallelModule> parallel_;  // null: nothing to do
+};
+
+/// `options` for all parameters but the experts that are spread over ranks.
+DistributedDataParallelOptions without_experts(
+    DistributedDataParallelOptions options, const MeshGroups& groups);
 
 /// Sums a number over each of the groups, one after the other, which
 /// communicate on `device` wherever the number is.

@@ -119,7 +119,8 @@ class PipelineModel : public ParallelModel {
   // Data parallelism of a stage when there are no units().
   struct Replica {
     std::unique_ptr<DataParallelModule> parallel;
-    std::shared_ptr<void> local;  // while a step runs
+    std::unique_ptr<ExpertParallel> experts;
+    std::shared_ptr<void> local, experts_local;  // while a step runs
   };
 
   RankLayersOptions layers_options(const Job& job);
@@ -158,7 +159,7 @@ PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
     : group_(place.groups.along(Axis::pp)),
       data_(place.groups.data()),
       shard_(
-          shards_parameters(job) ? place.groups.shard()
+          shards_parameters(job) ? place.groups.expert_shard()
                                  : place.groups.along(Axis::dp_shard)),
       tensor_(tensor_parallel(job, place.groups)),
       device_(place.world.device()),
@@ -174,16 +175,21 @@ PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
       layers_(job, place, list_, layers_options(job)) {
   if (layers_.units() == nullptr) {
     for (const auto& network : layers_.networks()) {
-      replicas_.push_back({std::make_unique<DataParallelModule>(
-          *network, data_,
-          data_parallel_options(job.train, job.model.sync_batch_norm))});
+      const auto reduction =
+          data_parallel_options(job.train, job.model.sync_batch_norm);
+      replicas_.push_back(
+          {std::make_unique<DataParallelModule>(
+               *network, data_, without_experts(reduction, place.groups)),
+           std::make_unique<ExpertParallel>(
+               *network, place.groups, reduction)});
     }
   }
   make_pipeline(place);
   // A parameter that is tied to one of an earlier stage is counted there.
-  counted_.emplace(
-      parameters(), tensor_.rank(),
-      tied_shards_ ? tied_shards_->duplicates() : pipeline_->duplicates());
+  auto elsewhere =
+      tied_shards_ ? tied_shards_->duplicates() : pipeline_->duplicates();
+  elsewhere.merge(counted_elsewhere(parameters(), place.groups));
+  counted_.emplace(parameters(), tensor_.rank(), elsewhere);
 }
 
 RankLayersOptions PipelineModel::layers_options(const Job& job) {
@@ -264,10 +270,11 @@ void PipelineModel::begin_step() {
     // gradients come.
     units->begin_backward({.last = false, .keep_unsharded = true});
   }
-  for (auto& [parallel, local] : replicas_) {
-    parallel->sync_buffers();
+  for (auto& replica : replicas_) {
+    replica.parallel->sync_buffers();
     // Gradients add up until the stage's last backward (before_gradients).
-    local = parallel->no_sync();
+    replica.local = replica.parallel->no_sync();
+    replica.experts_local = replica.experts->begin_step();
   }
 }
 
@@ -275,7 +282,9 @@ void PipelineModel::before_gradients(int32_t stage, bool last) {
   const size_t slice = slice_of(stage);
   auto* units = layers_.units();
   if (units == nullptr) {
-    if (last) replicas_[slice].parallel->begin_reduction();
+    if (!last) return;
+    replicas_[slice].parallel->begin_reduction();
+    replicas_[slice].experts->begin_reduction();
     return;
   }
   if (layers_.units_of(slice).empty()) return;
@@ -290,7 +299,10 @@ void PipelineModel::after_backwards() {
     units->finish();
     tied_shards_->sum_gradients();
   }
-  for (auto& replica : replicas_) replica.parallel->finish_reduction();
+  for (auto& replica : replicas_) {
+    replica.parallel->finish_reduction();
+    replica.experts->finish_reduction();
+  }
 }
 
 std::vector<Tensors>
@@ -322,7 +334,10 @@ Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
         return scale * sum;
       },
       shapes);
-  for (auto& replica : replicas_) replica.local.reset();
+  for (auto& replica : replicas_) {
+    replica.local.reset();
+    replica.experts_local.reset();
+  }
   layers_.finish_shared();
   return counted_here() ? score : Score{};
 }
@@ -331,9 +346,9 @@ Score PipelineModel::evaluate(const Batch& raw) {
   const torch::NoGradGuard no_grad;
   const Batch batch = objective_->prepared(raw, device_, dtype_);
   const bool empty = batch.inputs.size(0) == 0;
-  // With sharded parameters, other ranks that gather with this one have
-  // samples.
-  if (empty && shard_.size() == 1) return {};
+  // With sharded parameters or experts, other ranks that gather with this one
+  // have samples.
+  if (empty && shard_.size() == 1 && tensor_.experts.size() == 1) return {};
   std::vector<Batch> pieces;
   if (empty) {
     const Tensors one = stand_in(inputs_of(batch));
@@ -370,7 +385,8 @@ std::optional<NonFinite> PipelineModel::find_nonfinite(const Batch& raw) {
 std::optional<PartitionedGradients>
 PipelineModel::partitioned_gradients() const {
   return counted_->partition(
-      parameters(), sum_over({tensor_.group, shard_, group_}, device_));
+      parameters(),
+      sum_over({tensor_.group, shard_, tensor_.experts, group_}, device_));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "echelon/architecture/language_model.h"
 #include "echelon/parallel/data/coalesced.h"
 #include "echelon/train/strategies/count_job.h"
 
@@ -67,12 +68,24 @@ RankLayers::RankLayers(
     : device_(place.world.device()),
       data_(place.groups.data()),
       shard_(place.groups.shard()),
-      replicate_(place.groups.along(Axis::dp_replicate)),
+      replicate_(place.groups.replicate()),
       tensor_(tensor_parallel(job, place.groups)),
       layers_(layers),
       memory_(
           layer_memory(job, place.source, options.slices, options.in_flight)) {
-  if (shards_parameters(job)) make_units(units_options(job, options));
+  if (shards_parameters(job)) {
+    auto units = units_options(job, options);
+    if (tensor_.experts.size() > 1) {
+      units.apart = std::make_shared<ShardedUnitsOptions::Apart>(
+          ShardedUnitsOptions::Apart{
+              [](const std::string& name) {
+                return expert_of(name).has_value();
+              },
+              place.groups.expert_shard(),
+              place.groups.along(Axis::dp_replicate)});
+    }
+    make_units(std::move(units));
+  }
   build(job.model, job.train.seed, options);
 }
 

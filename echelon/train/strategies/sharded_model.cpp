@@ -18,7 +18,7 @@ class ShardedModel : public ParallelModel {
         recorder_(place.recorder),
         names_(place.source.layers.names()),
         tensor_(tensor_parallel(job, place.groups)),
-        shard_(place.groups.shard()),
+        shard_(place.groups.expert_shard()),
         data_(place.groups.data()),
         objective_(
             objective_for(place.source.sample, place.source.classes, tensor_)),
@@ -27,7 +27,9 @@ class ShardedModel : public ParallelModel {
             {.slices = {{0, names_.size()}},
              .unshard_once = unshards_once(job, place.source)}),
         network_(layers_.networks().front()),
-        counted_(layers_.parameters(), tensor_.rank()) {
+        counted_(
+            layers_.parameters(), tensor_.rank(),
+            counted_elsewhere(layers_.parameters(), place.groups)) {
     lines_ = describe_share(place, parameters());
   }
 
@@ -87,7 +89,8 @@ class ShardedModel : public ParallelModel {
 
   std::optional<PartitionedGradients> partitioned_gradients() const override {
     return counted_.partition(
-        parameters(), sum_over({tensor_.group, shard_}, device_));
+        parameters(),
+        sum_over({tensor_.group, shard_, tensor_.experts}, device_));
   }
   std::vector<std::string> describe() const override { return lines_; }
 

@@ -26,7 +26,7 @@ LoaderOptions training_batches(
   options.samples = data.train_samples;
   options.global_batch = job.train.batch;
   options.rank = groups.data_index();
-  options.num_ranks = groups.data_degree();
+  options.num_ranks = groups.data_ranks();
   if (options.num_ranks > 1) options.rank_batch = job.train.rank_batch;
   options.seed = job.train.seed;
   options.shuffle = job.data.shuffle;

@@ -70,7 +70,7 @@ void apply(const std::string& also, Job& job) {
 // The fewest that the schedule takes: what a checkpoint has does not depend on
 // their number, but the time of a step does.
 int64_t fewest_microbatches(Job job) {
-  const int64_t samples = job.train.batch / job.layout.data_degree();
+  const int64_t samples = job.train.batch / job.layout.data_ranks();
   for (int64_t count = job.layout.pp; count < samples; ++count) {
     job.pipeline.microbatches = count;
     try {
@@ -88,7 +88,8 @@ std::string axes_of(const Layout& layout) {
   for (const auto& [name, degree] :
        {std::pair("dp ", layout.dp_replicate),
         std::pair("fsdp ", layout.dp_shard), std::pair("tp ", layout.tp),
-        std::pair("pp ", layout.pp), std::pair("cp ", layout.cp)}) {
+        std::pair("pp ", layout.pp), std::pair("cp ", layout.cp),
+        std::pair("ep ", layout.ep)}) {
     if (degree > 1) axes += name;
   }
   return axes.empty() ? "one device" : axes;
@@ -259,6 +260,21 @@ TEST(SavedLayouts, OfLlamaRestoreEachOther) {
   base.model.kv_heads = 2;
   base.model.intermediate_size = 31;
   check("llama", base, folder.path("llama"));
+}
+
+// Ranks of ep have different experts.
+TEST(SavedLayouts, OfMixtralRestoreEachOther) {
+  TempFolder folder;
+  Job base = small_gpt(write_tokens(folder));
+  base.train.batch = 24;
+  base.model.name = "mixtral";
+  base.model.hidden_size = 24;
+  base.model.heads = 6;
+  base.model.kv_heads = 2;
+  base.model.intermediate_size = 15;
+  base.model.experts = 5;
+  base.model.experts_per_token = 2;
+  check("mixtral", base, folder.path("mixtral"));
 }
 
 TEST(SavedLayouts, OfSimpleCnnRestoreEachOther) {

@@ -1,0 +1,93 @@
+// The router of a mixture of experts: which experts compute a token, with which
+// weights, and the losses that keep their load even.
+//
+//   const auto routing = route(router(x), {.experts = 8, .per_token = 2},
+//   batch); const Assignment sorted(routing.experts, 8); auto rows =
+//   sorted.spread(x);             // one for each choice, by expert … each
+//   expert computes its rows … y = sorted.collect(rows, routing.weights);
+//
+// No token is dropped, however many choose one expert.
+//
+// Sources: Shazeer et al., 2017, arXiv:1701.06538; Jiang et al., "Mixtral of
+// Experts", 2024, arXiv:2401.04088. The balance loss of a sequence:
+// DeepSeek-AI, "DeepSeek-V2", 2024, arXiv:2405.04434, section 2.1.3; z-loss:
+// Zoph et al., "ST-MoE", 2022, arXiv:2202.08906.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace echelon {
+
+struct RoutingOptions {
+  int64_t experts = 1;
+  int64_t per_token = 1;  // k, at most `experts`
+  bool normalize = true;  // the weights of a token sum to 1
+  double aux_loss = 0;    // coefficients; 0: the loss is not computed
+  double z_loss = 0;
+
+  bool has_losses() const { return aux_loss > 0 || z_loss > 0; }
+};
+
+struct Routing {
+  /// int64 [tokens, k]: the experts with the highest probabilities, the highest
+  /// first; of equal ones the lower number comes first.
+  torch::Tensor experts;
+  /// [tokens, k]: their probabilities among all experts, or among the k.
+  torch::Tensor weights;
+  /// [samples], the losses of each sample; undefined: none was asked for.
+  torch::Tensor losses;
+};
+
+/// Routes tokens by a softmax over their `scores` [tokens, experts]. float16
+/// and bfloat16 are computed in float32. Differentiable, but for the choice.
+///
+///   samples  the tokens are those of so many samples of equal length, one
+///            after the other
+///
+/// The losses of a sample with T tokens, which depend on no other sample, and
+/// so on no layout and no number of microbatches:
+///
+///   aux_loss * sum over experts e of f_e P_e
+///              f_e = (tokens that chose e) * experts / (k T)
+///              P_e = mean probability of e
+///   z_loss   * mean over tokens of log(sum over experts of exp(score))^2
+///
+/// The first is 1 * aux_loss when all experts have the same load.
+Routing route(
+    const torch::Tensor& scores, const RoutingOptions& options, int64_t samples,
+    bool with_losses);
+
+/// The choices of all tokens, sorted by expert; those of one expert are in the
+/// order of the tokens.
+class Assignment {
+ public:
+  /// `experts` int64 [tokens, k]. Reads the counts on the host. On the meta
+  /// device, which has no values, the load of all experts is even.
+  Assignment(const torch::Tensor& experts, int64_t num_experts);
+
+  /// Rows of each expert. Their sum is tokens * k.
+  const std::vector<int64_t>& counts() const { return counts_; }
+
+  /// x [tokens, width] -> [tokens * k, width], the rows of expert 0 first.
+  torch::Tensor spread(const torch::Tensor& x) const;
+  /// Rows in the order of spread(), times the weights [tokens, k] of the
+  /// choices, summed for each token -> [tokens, width].
+  torch::Tensor
+  collect(const torch::Tensor& rows, const torch::Tensor& weights) const;
+
+ private:
+  torch::Tensor order_;    // [tokens * k]: the choice of each row
+  torch::Tensor inverse_;  // [tokens * k]: the row of each choice
+  int64_t per_token_;
+  std::vector<int64_t> counts_;
+};
+
+/// rows.index_select(0, order) for a permutation, whose backward is one too.
+torch::Tensor permuted(
+    const torch::Tensor& rows, const torch::Tensor& order,
+    const torch::Tensor& inverse);
+
+}  // namespace echelon
