@@ -139,7 +139,8 @@ Tensor chosen_by(const Tensor& values, const RoutingOptions& options) {
   if (options.groups == 1) {
     return std::get<1>(highest(values, options.per_token)).contiguous();
   }
-  const auto grouped = values.view({values.size(0), options.groups, -1});
+  const auto grouped = values.view(
+      {values.size(0), options.groups, options.experts / options.groups});
   const auto of_groups = std::get<0>(highest(grouped, 2)).sum(-1);
   const auto groups = std::get<1>(highest(of_groups, options.groups_per_token));
   const auto left_out =

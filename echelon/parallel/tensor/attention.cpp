@@ -379,8 +379,10 @@ ParallelAttention::QueryKeyValue ParallelAttention::project_latent(
       {latent.key_value_rank, latent.rope_size,
        latent.query_rank > 0 ? latent.query_rank : 0},
       -1);
-  const auto heads = [&](const Tensor& features, int64_t size) {
-    return features.view({frame.batch, frame.sequence, -1, size});
+  const int64_t own = heads_.query.size();  // and as many of keys
+  // There may be no sample.
+  const auto heads = [&](const Tensor& features, int64_t count, int64_t size) {
+    return features.view({frame.batch, frame.sequence, count, size});
   };
   const auto up = [&](const Tensor& features, const auto& matrix) {
     return at::linear(features.flatten(0, -2), matrix->weight);
@@ -388,23 +390,23 @@ ParallelAttention::QueryKeyValue ParallelAttention::project_latent(
   const int64_t size = options_.shape.size_of_head();
   const auto query = heads(
       query_down_ ? up(entered[2], query_up_) : query_up_->forward(x, tokens),
-      size);
+      own, size);
   const auto key_value =
-      heads(up(entered[0], key_value_up_), latent.nope_size + latent.value_size)
+      heads(
+          up(entered[0], key_value_up_), own,
+          latent.nope_size + latent.value_size)
           .split_with_sizes({latent.nope_size, latent.value_size}, -1);
   const auto table = rotations(frame, query.options());
   const auto rotated = [&](const Tensor& features) {
     return rotate(features, table, RotaryPairs::neighbours);
   };
-  const auto shared_key = rotated(heads(entered[1], latent.rope_size));
+  const auto shared_key = rotated(heads(entered[1], 1, latent.rope_size));
   return {
       at::cat(
           {query.narrow(-1, 0, latent.nope_size),
            rotated(query.narrow(-1, latent.nope_size, latent.rope_size))},
           -1),
-      at::cat(
-          {key_value[0], shared_key.expand({-1, -1, heads_.kv.size(), -1})},
-          -1),
+      at::cat({key_value[0], shared_key.expand({-1, -1, own, -1})}, -1),
       key_value[1]};
 }
 
