@@ -47,13 +47,37 @@ ordered_json expert_config(const LanguageModelShape& shape) {
   ordered_json config = {
       {kind.experts.count, shape.experts},
       {"num_experts_per_tok", shape.experts_per_token},
-      {kind.experts.size, shape.intermediate_size},
+      {kind.experts.size, shape.expert_size},
       {"output_router_logits", false}};
   if (kind.may_not_normalize) {
     config["norm_topk_prob"] = shape.normalize_routing;
+  }
+  if (kind.biased_router) {
+    config["n_shared_experts"] = shape.shared_experts;
+    config["first_k_dense_replace"] = shape.dense_layers;
+    config["n_group"] = shape.expert_groups;
+    config["topk_group"] = shape.groups_per_token;
+    config["routed_scaling_factor"] = shape.routing_scale;
+    config["num_nextn_predict_layers"] = 0;
+  } else if (kind.may_not_normalize) {
     config["decoder_sparse_step"] = 1;
     config["mlp_only_layers"] = ordered_json::array();
   }
+  return config;
+}
+
+ordered_json latent_config(const LanguageModelShape& shape) {
+  if (!shape.latent) return ordered_json::object();
+  const auto& latent = *shape.latent;
+  ordered_json config = {
+      {"q_lora_rank", nullptr},
+      {"kv_lora_rank", latent.key_value_rank},
+      {"qk_nope_head_dim", latent.nope_dim},
+      {"qk_rope_head_dim", latent.rope_dim},
+      {"v_head_dim", latent.value_dim},
+      {"head_dim", latent.rope_dim},
+      {"rope_interleave", true}};
+  if (latent.query_rank > 0) config["q_lora_rank"] = latent.query_rank;
   return config;
 }
 
@@ -68,7 +92,7 @@ ordered_json llama_config(const LanguageModelShape& shape) {
         {"original_max_position_embeddings", shape.rope_original_positions}};
   }
   ordered_json config = {
-      {"hidden_act", "silu"},
+      {"hidden_act", shape.kind->gelu ? "gelu_pytorch_tanh" : "silu"},
       {"num_hidden_layers", shape.layers},
       {"hidden_size", shape.hidden_size},
       {"head_dim", shape.head_size},
@@ -89,6 +113,7 @@ ordered_json llama_config(const LanguageModelShape& shape) {
     if (shape.window > 0) config["sliding_window"] = shape.window;
   }
   config.update(expert_config(shape));
+  config.update(latent_config(shape));
   return config;
 }
 
@@ -150,6 +175,8 @@ write_config(const LanguageModelShape& shape, const ConfigText& text) {
     config[token] = nullptr;
     if (text.end_of_text) config[token] = *text.end_of_text;
   }
+  // Every token trains, also the one that a gemma has for padding.
+  config["pad_token_id"] = nullptr;
   config["torch_dtype"] = text.dtype;
   config["use_cache"] = true;
   return config.dump(2) + "\n";

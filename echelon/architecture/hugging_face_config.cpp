@@ -203,6 +203,14 @@ ConfigShape read_qwen3_moe(const Fields& fields) {
   return model;
 }
 
+ConfigShape read_gemma(const Fields& fields) {
+  TransformerShape shape = llama_like(fields);
+  shape.head_dim = fields.count("head_dim", 256);
+  shape.tied = fields.flag("tie_word_embeddings", true);
+  shape.qkv_biases = fields.flag("attention_bias", false);
+  return {shape, context(fields)};
+}
+
 ConfigShape read_deepseek(const Fields& fields) {
   TransformerShape shape = llama_like(fields);
   fields.need("attention_bias", false);
@@ -336,6 +344,7 @@ constexpr Family kFamilies[] = {
     {"qwen2", "Qwen2ForCausalLM", read_qwen2},
     {"qwen3", "Qwen3ForCausalLM", read_qwen3},
     {"qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe},
+    {"gemma", "GemmaForCausalLM", read_gemma},
     {"deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek},
     {"deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek},
     {"kimi_k2", "KimiK2ForCausalLM", read_deepseek},
@@ -401,7 +410,22 @@ const json& defaults_of(const std::string& type) {
       "num_key_value_heads": 4, "intermediate_size": 6144,
       "vocab_size": 151936, "max_position_embeddings": 32768,
       "moe_intermediate_size": 768, "num_experts_per_tok": 8,
-      "norm_topk_prob": false}})");
+      "norm_topk_prob": false},
+    "deepseek_v3": {
+      "num_hidden_layers": 61, "hidden_size": 7168,
+      "num_attention_heads": 128, "intermediate_size": 18432,
+      "vocab_size": 129280, "max_position_embeddings": 4096,
+      "moe_intermediate_size": 2048, "n_routed_experts": 256,
+      "n_shared_experts": 1, "num_experts_per_tok": 8,
+      "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4,
+      "norm_topk_prob": true, "routed_scaling_factor": 2.5,
+      "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128,
+      "v_head_dim": 128},
+    "gemma": {
+      "num_hidden_layers": 28, "hidden_size": 3072, "num_attention_heads": 16,
+      "num_key_value_heads": 16, "head_dim": 256, "intermediate_size": 24576,
+      "vocab_size": 256000, "max_position_embeddings": 8192,
+      "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": true}})");
   return defaults.at(type);
 }
 
@@ -485,16 +509,57 @@ void read_window(
   }
 }
 
+// What DeepSeek-V3 has in addition.
+void read_biased_router(
+    const Fields& fields, const ExpertShape& shape, ModelOptions& options) {
+  options.shared_experts = shape.shared_ffn / shape.ffn;
+  options.dense_layers = shape.first_dense_layers;
+  options.expert_groups = fields.count("n_group", 1);
+  options.groups_per_token = fields.count("topk_group", 1);
+  options.routing_scale = fields.real("routed_scaling_factor", 1);
+  if (options.routing_scale <= 0) {
+    fields.refuse("routed_scaling_factor", "must be above 0");
+  }
+  // Fields of the published configuration, which transformers does not read.
+  if (fields.text("scoring_func", "sigmoid") != "sigmoid") {
+    fields.refuse("scoring_func", "known is sigmoid");
+  }
+  if (fields.text("topk_method", "noaux_tc") != "noaux_tc") {
+    fields.refuse("topk_method", "known is noaux_tc");
+  }
+  if (shape.every != 1) {
+    fields.refuse("moe_layer_freq", "known is 1: experts in each later layer");
+  }
+}
+
+void read_latent_attention(
+    const Fields& fields, const LatentAttention& latent,
+    ModelOptions& options) {
+  options.query_rank = latent.query_rank;
+  options.key_value_rank = latent.key_value_rank;
+  options.nope_size = latent.nope_dim;
+  options.rope_size = latent.rope_dim;
+  options.value_size = latent.value_dim;
+  fields.need("rope_interleave", true);
+  // transformers sets it to this number, whatever was written.
+  const int64_t own = fields.count("head_dim", latent.rope_dim);
+  if (own != latent.rope_dim) {
+    fields.refuse("head_dim", "must be that of qk_rope_head_dim");
+  }
+}
+
 void read_experts(
     const Fields& fields, const Architecture& kind, const ExpertShape& shape,
     ModelOptions& options) {
   if (!kind.has_experts()) return;
   options.experts = shape.experts;
   options.experts_per_token = shape.experts_per_token;
-  options.intermediate_size = shape.ffn;
+  (kind.biased_router ? options.expert_size : options.intermediate_size) =
+      shape.ffn;
   if (kind.may_not_normalize) {
     options.normalize_routing = fields.flag("norm_topk_prob", false);
   }
+  if (kind.biased_router) read_biased_router(fields, shape, options);
   if (shape.every != 1) {
     fields.refuse("decoder_sparse_step", "known is 1: experts in each layer");
   }
@@ -509,6 +574,14 @@ void read_experts(
   }
 }
 
+// gemma's first files say "gelu", which transformers reads as the other name.
+void read_activation(const Fields& fields, const Architecture& kind) {
+  const std::string usual = kind.gelu ? "gelu_pytorch_tanh" : "silu";
+  const auto activation = fields.text("hidden_act", usual.c_str());
+  if (activation == usual || (kind.gelu && activation == "gelu")) return;
+  fields.refuse("hidden_act", "known is " + usual);
+}
+
 ModelOptions llama_options(
     const Fields& fields, const Architecture& kind, const ConfigShape& config) {
   ModelOptions options = options_of(kind.name, config);
@@ -517,14 +590,16 @@ ModelOptions llama_options(
   options.tie_embeddings = config.shape.tied;
   read_rope(fields, default_theta(kind.type), options);
   const int64_t own = fields.count("head_dim", 0);
-  if (own > 0 && own * options.heads != options.hidden_size) {
-    options.head_size = own;
-  }
+  const bool usual = own == 0 || own * options.heads == options.hidden_size;
+  if (!usual && !kind.latent_attention) options.head_size = own;
   read_window(fields, kind, options);
   read_experts(fields, kind, config.shape.experts, options);
-  if (fields.text("hidden_act", "silu") != "silu") {
-    fields.refuse("hidden_act", "known is silu");
+  if (config.shape.latent) {
+    read_latent_attention(fields, *config.shape.latent, options);
   }
+  read_activation(fields, kind);
+  if (kind.always_tied) fields.need("tie_word_embeddings", true);
+  fields.need("use_bidirectional_attention", false);
   fields.need("attention_bias", false);
   fields.need("mlp_bias", false);
   if (fields.real("attention_dropout", 0) != 0) {
@@ -608,7 +683,7 @@ ModelOptions read_config(const std::string& path) {
     fields.refuse("quantization_config", "quantised weights are not read");
   }
   for (const auto& [key, value] : defaults_of(kind.type).items()) {
-    if (!fields.has(key)) config[key] = value;
+    if (!fields.is_there(key)) config[key] = value;
   }
   const auto* family = std::ranges::find_if(kFamilies, [&](const Family& one) {
     return one.type == std::string(kind.type);

@@ -17,9 +17,9 @@ struct ConfigShape {
   int64_t positions = 0;  // tokens of the longest sequence
 };
 
-/// GPT-2, Llama, Mistral, Mixtral, Qwen 2 and 3, DeepSeek, BLOOM, MPT,
-/// GPT-NeoX, OPT, gpt-oss. Errors call the file `name`. Throws DataError with
-/// file and key for an unknown family or value; whether the numbers fit
+/// GPT-2, Llama, Mistral, Mixtral, Qwen 2 and 3, Gemma, DeepSeek, BLOOM,
+/// MPT, GPT-NeoX, OPT, gpt-oss. Errors call the file `name`. Throws DataError
+/// with file and key for an unknown family or value; whether the numbers fit
 /// together is not checked.
 ConfigShape parse_shape(std::string_view text, const std::string& name);
 

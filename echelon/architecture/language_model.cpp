@@ -34,6 +34,14 @@ constexpr ExpertNames kQwenExperts = {
     .count = "num_experts",
     .size = "moe_intermediate_size"};
 
+constexpr ExpertNames kDeepseekExperts = {
+    .module = "mlp",
+    .gate = "gate_proj",
+    .up = "up_proj",
+    .down = "down_proj",
+    .count = "n_routed_experts",
+    .size = "moe_intermediate_size"};
+
 const Architecture* architecture_named(const std::string& name) {
   for (const auto& one : architectures()) {
     if (name == one.name) return &one;
@@ -105,6 +113,28 @@ int64_t or_else(int64_t value, int64_t otherwise) {
   return value != 0 ? value : otherwise;
 }
 
+void take_biased_router(
+    const ModelOptions& options, LanguageModelShape& shape) {
+  shape.expert_size = options.expert_size;
+  shape.shared_experts = options.shared_experts;
+  shape.dense_layers = options.dense_layers;
+  shape.expert_groups = options.expert_groups;
+  shape.groups_per_token = options.groups_per_token;
+  shape.routing_scale = options.routing_scale;
+  shape.bias_rate = options.bias_rate;
+}
+
+void take_latent_attention(
+    const ModelOptions& options, LanguageModelShape& shape) {
+  shape.latent = {
+      .query_rank = options.query_rank,
+      .key_value_rank = options.key_value_rank,
+      .rope_dim = options.rope_size,
+      .nope_dim = options.nope_size,
+      .value_dim = options.value_size};
+  shape.head_size = options.nope_size + options.rope_size;
+}
+
 // The numbers that are set, else those of the named size, else 0.
 LanguageModelShape collected(const ModelOptions& options, int64_t vocabulary) {
   const auto* size = size_of(options.name);
@@ -146,7 +176,10 @@ LanguageModelShape collected(const ModelOptions& options, int64_t vocabulary) {
     base.normalize_routing = options.normalize_routing;
     base.aux_loss = options.aux_loss;
     base.z_loss = options.z_loss;
+    base.expert_size = base.intermediate_size;
   }
+  if (base.kind->biased_router) take_biased_router(options, base);
+  if (base.kind->latent_attention) take_latent_attention(options, base);
   base.vocab_size = vocabulary;
   base.max_positions = or_else(options.max_positions, base.max_positions);
   if (options.rope_theta > 0) base.rope_theta = options.rope_theta;
@@ -158,8 +191,8 @@ LanguageModelShape collected(const ModelOptions& options, int64_t vocabulary) {
   }
   if (options.norm_eps > 0) base.norm_eps = options.norm_eps;
   base.dropout = options.dropout;
-  base.tie_embeddings =
-      base.tie_embeddings || options.tie_embeddings || base.kind->gpt;
+  base.tie_embeddings = base.tie_embeddings || options.tie_embeddings ||
+                        base.kind->gpt || base.kind->always_tied;
   return base;
 }
 
@@ -180,6 +213,13 @@ void check_complete(
   if (shape.kind->has_experts()) {
     need("experts", shape.experts);
     need("experts_per_token", shape.experts_per_token);
+    if (shape.kind->biased_router) need("expert_size", shape.expert_size);
+  }
+  if (shape.latent) {
+    need("key_value_rank", shape.latent->key_value_rank);
+    need("nope_size", shape.latent->nope_dim);
+    need("rope_size", shape.latent->rope_dim);
+    need("value_size", shape.latent->value_dim);
   }
   need("max_positions", shape.max_positions);
   if (missing.empty()) return;
@@ -202,6 +242,102 @@ std::string kinds_with(const Has& has) {
     names += format("{}\"{}\"", names.empty() ? "" : " or ", kind.name);
   }
   return names;
+}
+
+// The first of some numbers that is set although the architecture has no use
+// for it.
+struct Foreign {
+  const char* key;
+  bool is_set;
+};
+void refuse_foreign(
+    const ModelOptions& options, std::initializer_list<Foreign> keys,
+    const std::string& known) {
+  for (const auto& [key, is_set] : keys) {
+    if (!is_set) continue;
+    throw ConfigError(format(
+        "{}: {} is set, and this model has no such number; leave it out, or "
+        "use name={}",
+        place(options), key, known));
+  }
+}
+
+// Groups of experts.
+void check_groups(
+    const ModelOptions& options, const LanguageModelShape& shape) {
+  const int64_t groups = shape.expert_groups;
+  if (groups == 1 && shape.groups_per_token == 1) return;
+  const int64_t in_group = shape.experts / groups;
+  if (shape.experts % groups != 0 || in_group < 2) {
+    throw ConfigError(format(
+        "{}: expert_groups={} does not divide experts={} into groups of two or "
+        "more; a group's score is the sum of its two highest",
+        place(options), groups, shape.experts));
+  }
+  if (shape.groups_per_token > groups) {
+    throw ConfigError(format(
+        "{}: groups_per_token={}, but there are expert_groups={}; set {} or "
+        "fewer",
+        place(options), shape.groups_per_token, groups, groups));
+  }
+  const int64_t most = shape.groups_per_token * in_group;
+  if (shape.experts_per_token > most) {
+    throw ConfigError(format(
+        "{}: experts_per_token={}, but groups_per_token={} groups have {} "
+        "experts; set {} or fewer, or more groups",
+        place(options), shape.experts_per_token, shape.groups_per_token, most,
+        most));
+  }
+}
+
+// Numbers of DeepSeek's, and those that it has none of.
+void check_deepseek(
+    const ModelOptions& options, const LanguageModelShape& shape) {
+  const ModelOptions none;
+  const auto& kind = *shape.kind;
+  if (!kind.biased_router) {
+    refuse_foreign(
+        options,
+        {{"expert_size", options.expert_size != none.expert_size},
+         {"shared_experts", options.shared_experts != none.shared_experts},
+         {"dense_layers", options.dense_layers != none.dense_layers},
+         {"expert_groups", options.expert_groups != none.expert_groups},
+         {"groups_per_token",
+          options.groups_per_token != none.groups_per_token},
+         {"routing_scale", options.routing_scale != none.routing_scale},
+         {"bias_rate", options.bias_rate != none.bias_rate}},
+        kinds_with([](const auto& one) { return one.biased_router; }));
+  }
+  if (!kind.latent_attention) {
+    refuse_foreign(
+        options,
+        {{"query_rank", options.query_rank != none.query_rank},
+         {"key_value_rank", options.key_value_rank != none.key_value_rank},
+         {"nope_size", options.nope_size != none.nope_size},
+         {"rope_size", options.rope_size != none.rope_size},
+         {"value_size", options.value_size != none.value_size}},
+        kinds_with([](const auto& one) { return one.latent_attention; }));
+  } else {
+    if (options.head_size != 0) {
+      throw ConfigError(format(
+          "{}: head_size={}, but heads have nope_size + rope_size features; "
+          "leave head_size out",
+          place(options), options.head_size));
+    }
+    if (shape.kv_heads != shape.heads) {
+      throw ConfigError(format(
+          "{}: kv_heads={}, but latent attention has keys and values for each "
+          "of its heads={}; leave kv_heads out",
+          place(options), shape.kv_heads, shape.heads));
+    }
+    if (shape.latent->rope_dim % 2 != 0) {
+      throw ConfigError(format(
+          "{}: rope_size={}, but rotary positions turn pairs of features; it "
+          "must be even",
+          place(options), shape.latent->rope_dim));
+    }
+  }
+  if (kind.biased_router) check_groups(options, shape);
 }
 
 // Numbers that the architecture does not have.
@@ -235,10 +371,12 @@ void check_kind(const ModelOptions& options, const LanguageModelShape& shape) {
         place(options),
         kinds_with([](const auto& one) { return one.may_not_normalize; })));
   }
+  check_deepseek(options, shape);
 }
 
 void check_heads(const ModelOptions& options, const LanguageModelShape& shape) {
-  const bool own = options.head_size > 0 && !shape.kind->gpt;
+  const bool own =
+      (options.head_size > 0 && !shape.kind->gpt) || shape.latent.has_value();
   if (!own && shape.hidden_size % shape.heads != 0) {
     const int64_t below = shape.hidden_size / shape.heads * shape.heads;
     throw ConfigError(format(
@@ -272,7 +410,8 @@ void check_heads(const ModelOptions& options, const LanguageModelShape& shape) {
         "each head of keys and values",
         place(options), shape.heads, shape.kv_heads));
   }
-  if (shape.head_size % 2 != 0) {
+  // Of latent heads a part is rotated, which check_deepseek() looks at.
+  if (!shape.latent && shape.head_size % 2 != 0) {
     throw ConfigError(format(
         "{}: {}, but rotary positions turn pairs of features; it must be even",
         place(options),
@@ -310,9 +449,15 @@ class Parameters {
     add(name + ".weight", {in, out}, {Kind::normal, deviation});
     add(name + ".bias", {out}, {Kind::constant, 0});
   }
-  void norm(const std::string& name, int64_t size, bool bias) {
-    add(name + ".weight", {size}, {Kind::constant, 1});
+  void
+  norm(const std::string& name, int64_t size, bool bias, double value = 1) {
+    add(name + ".weight", {size}, {Kind::constant, value});
     if (bias) add(name + ".bias", {size}, {Kind::constant, 0});
+  }
+  // Zeros that are saved and not trained.
+  void buffer(std::string name, int64_t size) {
+    add(std::move(name), {size}, {Kind::constant, 0});
+    list_.back().kind = ParameterInfo::Kind::buffer;
   }
   std::vector<ParameterInfo> take() { return std::move(list_); }
 
@@ -349,54 +494,95 @@ void list_gpt(Parameters& list, const LanguageModelShape& shape) {
 
 // The MLP of a block, or its experts.
 void list_feed_forward(
-    Parameters& list, const LanguageModelShape& shape,
+    Parameters& list, const LanguageModelShape& shape, int64_t layer,
     const std::string& block) {
   const int64_t hidden = shape.hidden_size;
-  const int64_t inner = shape.intermediate_size;
-  const auto mlp = [&](const std::string& prefix, const char* gate,
-                       const char* up, const char* down) {
+  const auto mlp = [&](const std::string& prefix, int64_t inner,
+                       const char* gate, const char* up, const char* down) {
     list.matrix(format("{}{}.weight", prefix, gate), inner, hidden);
     list.matrix(format("{}{}.weight", prefix, up), inner, hidden);
     list.matrix(format("{}{}.weight", prefix, down), hidden, inner);
   };
-  if (!shape.kind->has_experts()) {
-    return mlp(block + "mlp.", "gate_proj", "up_proj", "down_proj");
+  if (!shape.has_experts(layer)) {
+    return mlp(
+        block + "mlp.", shape.intermediate_size, "gate_proj", "up_proj",
+        "down_proj");
   }
   const auto& names = shape.kind->experts;
   const std::string mixture = format("{}{}.", block, names.module);
   list.matrix(mixture + "gate.weight", shape.experts, hidden);
-  for (int64_t i = 0; i < shape.experts; ++i) {
-    mlp(format("{}experts.{}.", mixture, i), names.gate, names.up, names.down);
+  if (shape.kind->biased_router) {
+    list.buffer(mixture + "gate.e_score_correction_bias", shape.experts);
   }
+  for (int64_t i = 0; i < shape.experts; ++i) {
+    mlp(format("{}experts.{}.", mixture, i), shape.expert_size, names.gate,
+        names.up, names.down);
+  }
+  if (shape.shared_experts > 0) {
+    mlp(mixture + "shared_experts.", shape.shared_experts * shape.expert_size,
+        names.gate, names.up, names.down);
+  }
+}
+
+// The matrices of a block's attention, in `attention` = "….self_attn.".
+void list_heads(
+    Parameters& list, const LanguageModelShape& shape,
+    const std::string& attention) {
+  const int64_t hidden = shape.hidden_size;
+  const int64_t queries = shape.heads * shape.head_size;
+  const int64_t kv = shape.kv_heads * shape.head_size;
+  const auto projection = [&](const char* name, int64_t out) {
+    list.matrix(format("{}{}.weight", attention, name), out, hidden);
+    if (!shape.kind->qkv_biases) return;
+    list.add(format("{}{}.bias", attention, name), {out}, {Kind::constant, 0});
+  };
+  projection("q_proj", queries);
+  projection("k_proj", kv);
+  projection("v_proj", kv);
+  list.matrix(attention + "o_proj.weight", hidden, queries);
+  if (shape.kind->qk_norm) {
+    list.norm(attention + "q_norm", shape.head_size, false);
+    list.norm(attention + "k_norm", shape.head_size, false);
+  }
+}
+
+void list_latent_heads(
+    Parameters& list, const LanguageModelShape& shape,
+    const std::string& attention) {
+  const auto& latent = *shape.latent;
+  const int64_t hidden = shape.hidden_size;
+  const int64_t queries = shape.heads * shape.head_size;
+  const auto matrix = [&](const char* name, int64_t out, int64_t in) {
+    list.matrix(format("{}{}.weight", attention, name), out, in);
+  };
+  if (latent.query_rank == 0) {
+    matrix("q_proj", queries, hidden);
+  } else {
+    matrix("q_a_proj", latent.query_rank, hidden);
+    list.norm(attention + "q_a_layernorm", latent.query_rank, false);
+    matrix("q_b_proj", queries, latent.query_rank);
+  }
+  matrix("kv_a_proj_with_mqa", latent.key_value_rank + latent.rope_dim, hidden);
+  list.norm(attention + "kv_a_layernorm", latent.key_value_rank, false);
+  matrix(
+      "kv_b_proj", shape.heads * (latent.nope_dim + latent.value_dim),
+      latent.key_value_rank);
+  matrix("o_proj", hidden, shape.heads * latent.value_dim);
 }
 
 void list_llama(Parameters& list, const LanguageModelShape& shape) {
   const int64_t hidden = shape.hidden_size;
-  const int64_t queries = shape.heads * shape.head_size;
-  const int64_t kv = shape.kv_heads * shape.head_size;
+  const double one = shape.kind->norms_add_one ? 0 : 1;
   list.matrix("model.embed_tokens.weight", shape.vocab_size, hidden);
   for (int64_t i = 0; i < shape.layers; ++i) {
     const std::string block = format("model.layers.{}.", i);
-    const auto projection = [&](const char* name, int64_t out) {
-      list.matrix(format("{}self_attn.{}.weight", block, name), out, hidden);
-      if (!shape.kind->qkv_biases) return;
-      list.add(
-          format("{}self_attn.{}.bias", block, name), {out},
-          {Kind::constant, 0});
-    };
-    projection("q_proj", queries);
-    projection("k_proj", kv);
-    projection("v_proj", kv);
-    list.matrix(block + "self_attn.o_proj.weight", hidden, queries);
-    if (shape.kind->qk_norm) {
-      list.norm(block + "self_attn.q_norm", shape.head_size, false);
-      list.norm(block + "self_attn.k_norm", shape.head_size, false);
-    }
-    list_feed_forward(list, shape, block);
-    list.norm(block + "input_layernorm", hidden, false);
-    list.norm(block + "post_attention_layernorm", hidden, false);
+    (shape.latent ? list_latent_heads : list_heads)(
+        list, shape, block + "self_attn.");
+    list_feed_forward(list, shape, i, block);
+    list.norm(block + "input_layernorm", hidden, false, one);
+    list.norm(block + "post_attention_layernorm", hidden, false, one);
   }
-  list.norm("model.norm", hidden, false);
+  list.norm("model.norm", hidden, false, one);
 }
 
 }  // namespace
@@ -430,7 +616,21 @@ const std::vector<Architecture>& architectures() {
        .class_name = "Qwen3MoeForCausalLM",
        .qk_norm = true,
        .experts = kQwenExperts,
-       .may_not_normalize = true}};
+       .may_not_normalize = true},
+      {.name = "deepseek-v3",
+       .type = "deepseek_v3",
+       .class_name = "DeepseekV3ForCausalLM",
+       .experts = kDeepseekExperts,
+       .may_not_normalize = true,
+       .latent_attention = true,
+       .biased_router = true},
+      {.name = "gemma",
+       .type = "gemma",
+       .class_name = "GemmaForCausalLM",
+       .gelu = true,
+       .norms_add_one = true,
+       .scaled_embeddings = true,
+       .always_tied = true}};
   return all;
 }
 
@@ -490,7 +690,8 @@ language_model_shape(const ModelOptions& options, int64_t vocabulary) {
 TransformerShape transformer_shape(const LanguageModelShape& shape) {
   const auto& kind = *shape.kind;
   const bool gpt = kind.gpt;
-  const bool own_heads = shape.head_size * shape.heads != shape.hidden_size;
+  const bool own_heads =
+      !shape.latent && shape.head_size * shape.heads != shape.hidden_size;
   return {
       .layers = shape.layers,
       .hidden = shape.hidden_size,
@@ -509,8 +710,9 @@ TransformerShape transformer_shape(const LanguageModelShape& shape) {
       .window = shape.window,
       .experts =
           kind.has_experts()
-              ? ExpertShape{.experts = shape.experts, .experts_per_token = shape.experts_per_token, .ffn = shape.intermediate_size}
-              : ExpertShape{}};
+              ? ExpertShape{.experts = shape.experts, .experts_per_token = shape.experts_per_token, .ffn = shape.expert_size, .shared_ffn = shape.shared_experts * shape.expert_size, .first_dense_layers = shape.dense_layers}
+              : ExpertShape{},
+      .latent = shape.latent};
 }
 
 void check_language_model(
@@ -532,10 +734,16 @@ void check_language_model(
         place(options), tp, count, what, count));
   };
   need("heads", shape.heads);
-  need(
-      shape.kind->has_experts() ? "features of an expert (intermediate_size)"
-                                : "features of the MLP (intermediate_size)",
-      shape.intermediate_size);
+  const bool biased = shape.kind->biased_router;
+  if (shape.kind->has_experts()) {
+    need(
+        biased ? "features of an expert (expert_size)"
+               : "features of an expert (intermediate_size)",
+        shape.expert_size);
+  }
+  if (!shape.kind->has_experts() || shape.dense_layers > 0) {
+    need("features of the MLP (intermediate_size)", shape.intermediate_size);
+  }
   need("tokens of the vocabulary (vocab_size)", shape.vocab_size);
 }
 

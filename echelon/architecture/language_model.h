@@ -16,6 +16,14 @@
 //   mixtral    a mistral with a mixture of experts in place of each MLP. Jiang
 //              et al., 2024, arXiv:2401.04088.
 //   qwen3-moe  a qwen3 with a mixture of experts.
+//   deepseek-v3  latent attention, and a mixture whose router adds a bias to
+//   its
+//              choice, with groups of experts, shared experts and first blocks
+//              without any. DeepSeek-AI, 2024, arXiv:2412.19437. It predicts
+//              one token: its modules for multi-token prediction are left out.
+//   gemma      scaled embeddings, norms that multiply by 1 + weight, GELU in
+//   the
+//              gated MLP, tied embeddings. Gemma Team, 2024, arXiv:2403.08295.
 #pragma once
 
 #include <cstdint>
@@ -53,6 +61,15 @@ struct Architecture {
   bool window = false;       // may have a window of attention
   ExpertNames experts = {};  // of a mixture
   bool may_not_normalize = false;  // the weights of a token's experts
+  bool latent_attention = false;   // by low ranks, as DeepSeek has it
+  /// The mixture is DeepSeek-V3's: scores are sigmoids, a bias for each expert
+  /// takes part in the choice alone, experts are in groups, some are shared,
+  /// and the first blocks have an MLP.
+  bool biased_router = false;
+  bool gelu = false;               // in the gated MLP, in place of SiLU
+  bool norms_add_one = false;      // norms multiply by 1 + weight
+  bool scaled_embeddings = false;  // by sqrt(hidden_size)
+  bool always_tied = false;        // the input and the output vocabulary
 
   bool has_experts() const { return experts.module != nullptr; }
 };
@@ -73,12 +90,20 @@ struct LanguageModelShape {
   int64_t kv_heads = 1;           // of keys and values; gpt: heads
   int64_t head_size = 1;          // features of a head
   int64_t window = 0;             // tokens that attention reaches; 0: all
-  int64_t intermediate_size = 1;  // of the MLP, or of one expert
+  int64_t intermediate_size = 1;  // of the MLP
   int64_t experts = 0;            // of each block; 0: an MLP
   int64_t experts_per_token = 0;
+  int64_t expert_size = 0;     // features within one expert
+  int64_t shared_experts = 0;  // that every token passes
+  int64_t dense_layers = 0;    // first blocks without experts
+  int64_t expert_groups = 1;
+  int64_t groups_per_token = 1;
   bool normalize_routing = true;
+  double routing_scale = 1;
+  double bias_rate = 0;
   double aux_loss = 0;
   double z_loss = 0;
+  std::optional<LatentAttention> latent;  // head_size: that of its queries
   int64_t vocab_size = 1;
   int64_t max_positions = 1;    // longest sequence
   double rope_theta = 10000.0;  // llama; see parallel/tensor/rotary.h
@@ -88,8 +113,11 @@ struct LanguageModelShape {
   int64_t rope_original_positions = 8192;
   double norm_eps = 1e-5;
   double dropout = 0.0;
-  bool tie_embeddings = false;  // gpt: true
+  bool tie_embeddings = false;  // gpt, gemma: true
 
+  bool has_experts(int64_t layer) const {
+    return experts > 0 && layer >= dense_layers;
+  }
   bool operator==(const LanguageModelShape&) const = default;
 };
 
@@ -106,8 +134,8 @@ int64_t vocabulary(const ModelOptions& options, int64_t data_vocabulary);
 /// Throws ConfigError for numbers that are missing (all of them in one message)
 /// or do not fit together: heads that do not divide hidden_size, kv_heads that
 /// do not divide heads, a head of odd size with rotary positions, kv_heads of a
-/// gpt, more experts_per_token than experts, and numbers that the architecture
-/// does not have.
+/// gpt, more experts_per_token than experts or than its groups have, and
+/// numbers that the architecture does not have.
 ///
 ///   vocabulary  as vocabulary() returns it
 LanguageModelShape

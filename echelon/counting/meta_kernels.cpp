@@ -307,13 +307,15 @@ Three flash_attention_backward(
 }
 
 // Takes the fused kernel, which keeps no matrix of scores, wherever one exists;
-// the meta device by itself would take the plain formula.
+// the meta device by itself would take the plain formula. GPUs have one for
+// values of another width than keys.
 Tensor attention(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const MaybeTensor& mask, double dropout, bool causal,
     std::optional<double> scale, bool grouped) {
   const bool fused = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 &&
-                     query.size(3) == value.size(3) &&
+                     (query.size(3) == value.size(3) ||
+                      computing_device(query) == torch::kCUDA) &&
                      !(mask && mask->defined() && mask->requires_grad());
   return fused ? std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
                      query, key, value, dropout, causal, mask, scale))

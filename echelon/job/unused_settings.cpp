@@ -67,11 +67,33 @@ class UnusedSettings {
     unless(!text, by_model, {"model.classes"});
     unless(
         text, by_model,
-        {"model.layers", "model.hidden_size", "model.heads", "model.kv_heads",
-         "model.head_size", "model.window", "model.intermediate_size",
-         "model.experts", "model.experts_per_token", "model.vocab_size",
-         "model.max_positions", "model.rope_theta", "model.norm_eps",
-         "model.dropout", "model.tie_embeddings"});
+        {"model.layers",
+         "model.hidden_size",
+         "model.heads",
+         "model.kv_heads",
+         "model.head_size",
+         "model.window",
+         "model.intermediate_size",
+         "model.experts",
+         "model.experts_per_token",
+         "model.expert_size",
+         "model.shared_experts",
+         "model.dense_layers",
+         "model.expert_groups",
+         "model.groups_per_token",
+         "model.routing_scale",
+         "model.bias_rate",
+         "model.query_rank",
+         "model.key_value_rank",
+         "model.nope_size",
+         "model.rope_size",
+         "model.value_size",
+         "model.vocab_size",
+         "model.max_positions",
+         "model.rope_theta",
+         "model.norm_eps",
+         "model.dropout",
+         "model.tie_embeddings"});
     unless(
         has_experts(job_.model), by_model,
         {"model.normalize_routing", "model.aux_loss", "model.z_loss"});

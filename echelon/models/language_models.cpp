@@ -14,9 +14,11 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -192,6 +194,30 @@ Tensor drop(
   return flat ? dropped.view(x.sizes()) : dropped;
 }
 
+// A norm over the features of tokens.
+template <class Norm>
+std::shared_ptr<Norm> norm_of(const LanguageContext& context) {
+  const auto& shape = context.shape;
+  if constexpr (std::is_same_v<Norm, RMSNorm>) {
+    return std::make_shared<RMSNorm>(
+        shape.hidden_size, shape.norm_eps, context.parallel,
+        /*of_heads=*/false, shape.kind->norms_add_one);
+  } else {
+    return std::make_shared<Norm>(
+        shape.hidden_size, shape.norm_eps, context.parallel);
+  }
+}
+
+std::optional<LatentShape> latent_of(const LanguageModelShape& shape) {
+  if (!shape.latent) return std::nullopt;
+  return LatentShape{
+      .query_rank = shape.latent->query_rank,
+      .key_value_rank = shape.latent->key_value_rank,
+      .nope_size = shape.latent->nope_dim,
+      .rope_size = shape.latent->rope_dim,
+      .value_size = shape.latent->value_dim};
+}
+
 // A transformer block: attention, then the MLP, each after its norm and added
 // to the residual sum. A derived class registers the modules under its names.
 template <class Norm, class Mlp>
@@ -235,16 +261,14 @@ class TransformerBlock : public torch::nn::Module {
     }
   }
 
-  std::shared_ptr<Norm> new_norm() const {
-    return std::make_shared<Norm>(
-        context_.shape.hidden_size, context_.shape.norm_eps, context_.parallel);
-  }
+  std::shared_ptr<Norm> new_norm() const { return norm_of<Norm>(context_); }
   std::shared_ptr<Mlp> new_mlp(bool bias) const {
     return std::make_shared<Mlp>(
         MlpShape{
             .hidden = context_.shape.hidden_size,
             .intermediate = context_.shape.intermediate_size,
-            .bias = bias},
+            .bias = bias,
+            .gelu = context_.shape.kind->gelu},
         context_.parallel, name_ + ".mlp");
   }
 
@@ -308,6 +332,7 @@ class LlamaBlock : public TransformerBlock<RMSNorm, Mlp> {
                         .low_freq_factor = shape.rope_low_freq_factor,
                         .high_freq_factor = shape.rope_high_freq_factor,
                         .original_positions = shape.rope_original_positions},
+                .latent = latent_of(shape),
                 .dropout = shape.dropout},
             context.parallel, name + ".self_attn"));
     if constexpr (std::is_same_v<Mlp, MixtureOfExperts>) {
@@ -346,6 +371,12 @@ void add_embedding(
               torch::zeros_like(tokens, tokens.options().dtype(torch::kInt64));
         }
         auto x = embedding.forward(tokens);
+        if (context.shape.kind->scaled_embeddings) {
+          // Rounded as the weights are, as transformers does.
+          const double scale =
+              std::sqrt(static_cast<double>(context.shape.hidden_size));
+          x = x * torch::tensor(scale, x.options().requires_grad(false));
+        }
         if (with_dropout) {
           const auto frame = frame_of(tuple, context, name);
           x = drop(x, frame, context, name, embedding.is_training());
@@ -374,15 +405,11 @@ void add_positions(LayerList& layers, const LanguageContext& context) {
 }
 
 template <class Block>
-void add_blocks(
-    LayerList& layers, const std::string& prefix,
+void add_block(
+    LayerList& layers, const std::string& name,
     const LanguageContext& context) {
-  for (int64_t i = 0; i < context.shape.layers; ++i) {
-    const auto name = prefix + std::to_string(i);
-    layers.add(name, [context, name] {
-      return std::make_shared<Block>(context, name);
-    });
-  }
+  layers.add(
+      name, [context, name] { return std::make_shared<Block>(context, name); });
 }
 
 template <class Norm>
@@ -390,12 +417,7 @@ void add_norm(
     LayerList& layers, const std::string& name,
     const LanguageContext& context) {
   layers.add(
-      name,
-      [context] {
-        return std::make_shared<Norm>(
-            context.shape.hidden_size, context.shape.norm_eps,
-            context.parallel);
-      },
+      name, [context] { return norm_of<Norm>(context); },
       [name](Norm& norm, const Tensors& inputs) {
         const TokenTuple tuple(inputs, name);
         return tuple.with(norm.forward(tuple.x));
@@ -442,7 +464,9 @@ gpt_layers(const LanguageModelShape& shape, const TensorParallel& parallel) {
   const std::string embedding = "transformer.wte";
   add_embedding(layers, embedding, context, /*with_dropout=*/false);
   add_positions(layers, context);
-  add_blocks<GptBlock>(layers, "transformer.h.", context);
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    add_block<GptBlock>(layers, format("transformer.h.{}", i), context);
+  }
   add_norm<LayerNorm>(layers, "transformer.ln_f", context);
   add_head(layers, context, embedding);
   return layers;
@@ -454,11 +478,13 @@ llama_layers(const LanguageModelShape& shape, const TensorParallel& parallel) {
   LayerList layers;
   const std::string embedding = "model.embed_tokens";
   add_embedding(layers, embedding, context, /*with_dropout=*/true);
-  const std::string blocks = "model.layers.";
-  if (shape.kind->has_experts()) {
-    add_blocks<LlamaBlock<MixtureOfExperts>>(layers, blocks, context);
-  } else {
-    add_blocks<LlamaBlock<GatedMlp>>(layers, blocks, context);
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    const auto name = format("model.layers.{}", i);
+    if (shape.has_experts(i)) {
+      add_block<LlamaBlock<MixtureOfExperts>>(layers, name, context);
+    } else {
+      add_block<LlamaBlock<GatedMlp>>(layers, name, context);
+    }
   }
   add_norm<RMSNorm>(layers, "model.norm", context);
   add_head(layers, context, embedding);

@@ -11,8 +11,9 @@
 #include <utility>
 
 #include "echelon/comm/differentiable.h"
+#include "echelon/layers/low_precision.h"
+#include "echelon/memory/recompute.h"
 #include "echelon/parallel/expert/exchange.h"
-#include "echelon/parallel/tensor/mlp.h"
 
 namespace echelon::models {
 namespace {
@@ -26,14 +27,59 @@ struct Matrix : ShardedModule {
   Tensor weight;
 };
 
-// One that every rank has.
-struct WholeMatrix : torch::nn::Module {
-  WholeMatrix(int64_t rows, int64_t columns)
-      : weight(register_parameter("weight", torch::empty({rows, columns}))) {}
-  Tensor weight;
-};
-
 }  // namespace
+
+Router::Router(const LanguageModelShape& shape)
+    : weight(register_parameter(
+          "weight", torch::empty({shape.experts, shape.hidden_size}))) {
+  if (!shape.kind->biased_router) return;
+  bias =
+      register_buffer("e_score_correction_bias", torch::zeros({shape.experts}));
+  rate = shape.bias_rate;
+}
+
+void Router::count(const Tensor& experts) {
+  const bool counts = rate > 0 && is_training() && at::GradMode::is_enabled() &&
+                      !experts.is_meta() && !recomputing();
+  if (!counts) return;
+  const torch::NoGradGuard no_grad;
+  const auto more = at::bincount(experts.reshape({-1}), {}, bias.size(0));
+  loads = loads.defined() ? loads + more : more;
+}
+
+BiasBalance::BiasBalance(
+    const std::vector<std::shared_ptr<torch::nn::Module>>& networks, Group data)
+    : data_(std::move(data)) {
+  for (const auto& network : networks) {
+    for (const auto& module : network->modules()) {
+      auto router = std::dynamic_pointer_cast<Router>(module);
+      if (router && router->rate > 0) routers_.push_back(std::move(router));
+    }
+  }
+}
+
+void BiasBalance::step() {
+  if (routers_.empty()) return;
+  const torch::NoGradGuard no_grad;
+  std::vector<Tensor> loads;
+  for (const auto& router : routers_) {
+    const auto none = torch::zeros_like(router->bias, torch::kInt64);
+    loads.push_back((router->loads.defined() ? router->loads : none)
+                        .to(routers_.front()->bias.device()));
+    router->loads = Tensor();
+  }
+  const auto all = at::cat(loads);
+  data_.all_reduce(all, ReduceOp::sum, {.label = "expert loads"}).wait();
+  int64_t begin = 0;
+  for (const auto& router : routers_) {
+    const int64_t experts = router->bias.size(0);
+    const auto load = all.narrow(0, begin, experts);
+    begin += experts;
+    // Whole numbers: which loads are above the mean is the same on all ranks.
+    const auto below = at::sign(load.sum() - load * experts);
+    router->bias.add_(below.to(router->bias.options()), router->rate);
+  }
+}
 
 MixtureOfExperts::MixtureOfExperts(
     const LanguageModelShape& shape, TensorParallel parallel, std::string label)
@@ -43,14 +89,16 @@ MixtureOfExperts::MixtureOfExperts(
           .experts = shape.experts,
           .per_token = shape.experts_per_token,
           .normalize = shape.normalize_routing,
+          .sigmoid = shape.kind->biased_router,
+          .groups = shape.expert_groups,
+          .groups_per_token = shape.groups_per_token,
+          .scale = shape.routing_scale,
           .aux_loss = shape.aux_loss,
           .z_loss = shape.z_loss} {
   const auto& names = shape.kind->experts;
   const int64_t hidden = shape.hidden_size;
-  const int64_t inner = shape.intermediate_size;
-  router_ = register_module(
-                "gate", std::make_shared<WholeMatrix>(shape.experts, hidden))
-                ->weight;
+  const int64_t inner = shape.expert_size;
+  router_ = register_module("gate", std::make_shared<Router>(shape));
   const auto list =
       register_module("experts", std::make_shared<torch::nn::Module>());
   const auto sharded = [&](std::vector<int64_t> sizes, int64_t dim) {
@@ -71,6 +119,14 @@ MixtureOfExperts::MixtureOfExperts(
              expert->register_module(names.down, sharded({hidden, inner}, 1))
                  ->weight});
   }
+  if (shape.shared_experts == 0) return;
+  shared_ = register_module(
+      "shared_experts", std::make_shared<GatedMlp>(
+                            MlpShape{
+                                .hidden = hidden,
+                                .intermediate = shape.shared_experts * inner,
+                                .bias = false},
+                            parallel_, label_ + ".shared_experts"));
 }
 
 // Experts without rows compute all the same: their gradients are then zeros.
@@ -101,8 +157,13 @@ MixtureOfExperts::forward(const Tensor& x, int64_t batch, int64_t sequence) {
   const auto tokens = sharded
                           ? gather_from(x, group, 0, sizes, label_ + " gather")
                           : x.reshape({batch * sequence, x.size(-1)});
-  auto routing =
-      route(at::linear(tokens, router_), routing_, batch, is_training());
+  // Sigmoids of 16 bits would often be equal.
+  auto routing = route(
+      routing_.sigmoid ? at::linear(for_sums(tokens), for_sums(router_->weight))
+                       : at::linear(tokens, router_->weight),
+      routing_, batch, is_training(), router_->bias);
+  routing.weights = routing.weights.to(tokens.scalar_type());
+  router_->count(routing.experts);
   const Assignment assignment(routing.experts, routing_.experts);
   const Exchange exchange(
       assignment.counts(), parallel_.experts, tokens, label_);
@@ -114,6 +175,7 @@ MixtureOfExperts::forward(const Tensor& x, int64_t batch, int64_t sequence) {
   y = reduce_from(y, group, label_ + " sum");
   y = sharded ? scatter_to(y, group, 0, sizes, label_ + " scatter")
               : y.view(x.sizes());
+  if (shared_) y = y + shared_->forward(x, batch * sequence);
   return {std::move(y), std::move(routing.losses)};
 }
 

@@ -10,18 +10,61 @@
 #include <vector>
 
 #include "echelon/architecture/language_model.h"
+#include "echelon/comm/group.h"
 #include "echelon/layers/sharded_module.h"
 #include "echelon/parallel/expert/routing.h"
+#include "echelon/parallel/tensor/mlp.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 
 namespace echelon::models {
 
+/// The router's matrix and, where the architecture has it, the bias of each
+/// expert for the choice: "weight" [experts, hidden] and the buffer
+/// "e_score_correction_bias" [experts].
+struct Router : torch::nn::Module {
+  explicit Router(const LanguageModelShape& shape);
+
+  /// Adds the choices of a forward pass in training, unless it is a second run
+  /// of recomputation.
+  void count(const torch::Tensor& experts);
+
+  torch::Tensor weight;
+  torch::Tensor bias;   // undefined: none
+  double rate = 0;      // of the bias, in a step
+  torch::Tensor loads;  // int64 [experts], tokens of this step here; undefined:
+                        // not counted
+};
+
+/// Loss-free balancing: after a step the bias of each expert that got fewer
+/// tokens than the mean rises by the rate, and that of one that got more falls.
+/// Source: Wang et al., 2024, arXiv:2408.15664, algorithm 1.
+class BiasBalance {
+ public:
+  /// Of all routers in `networks` whose rate is not 0. `data`: the ranks that
+  /// have other samples or other tokens. Every rank of it makes one.
+  BiasBalance(
+      const std::vector<std::shared_ptr<torch::nn::Module>>& networks,
+      Group data);
+
+  /// Every rank of the group calls it once a step, after the last backward
+  /// pass. Biases then are equal on all of them. One all-reduce of whole
+  /// numbers, "expert loads"; none without such routers.
+  void step();
+
+ private:
+  std::vector<std::shared_ptr<Router>> routers_;
+  Group data_;
+};
+
 /// The router and the experts of a block, under the names of its architecture
 /// (ExpertNames):
 ///
-///   gate.weight              [experts, hidden], on every rank
+///   gate.weight              [experts, hidden], on every rank (Router)
 ///   experts.E.GATE.weight, experts.E.UP.weight  [intermediate_r, hidden]
 ///   experts.E.DOWN.weight    [hidden, intermediate_r]
+///
+/// and of DeepSeek-V3, as one MLP, experts that every token passes:
+/// shared_experts.GATE.weight … .
 ///
 /// A rank of parallel.experts has its share of the experts (experts_of); in a
 /// tensor-parallel group each expert's inner features are sharded. With
@@ -53,8 +96,9 @@ class MixtureOfExperts : public torch::nn::Module {
   TensorParallel parallel_;
   std::string label_;
   RoutingOptions routing_;
-  torch::Tensor router_;
-  std::vector<Expert> experts_;  // this rank's
+  std::shared_ptr<Router> router_;
+  std::vector<Expert> experts_;       // this rank's
+  std::shared_ptr<GatedMlp> shared_;  // null: none
 };
 
 }  // namespace echelon::models

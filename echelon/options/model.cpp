@@ -16,26 +16,78 @@ constexpr config::Names<ModelDtype> kModelDtypeNames = {
 
 void bind_experts(config::Section& section, ModelOptions& options) {
   section.field(
-      "experts", options.experts, "mixtral, qwen3-moe: experts of each block",
+      "experts", options.experts,
+      "mixtral, qwen3-moe, deepseek-v3: experts of each block",
       {.at_least = 0, .at_most = kMostExperts});
   section.field(
       "experts_per_token", options.experts_per_token,
-      "mixtral, qwen3-moe: experts that compute a token",
+      "mixtral, qwen3-moe, deepseek-v3: experts that compute a token",
       {.at_least = 0, .at_most = kMostExperts});
   section.field(
       "normalize_routing", options.normalize_routing,
-      "qwen3-moe: the weights of a token's experts sum to 1; mixtral's always "
-      "do");
+      "qwen3-moe, deepseek-v3: the weights of a token's experts sum to 1; "
+      "mixtral's always do");
   section.field(
       "aux_loss", options.aux_loss,
-      "mixtral, qwen3-moe: coefficient of the loss that balances the load of "
-      "the experts",
+      "mixtral, qwen3-moe, deepseek-v3: coefficient of the loss that balances "
+      "the load of the experts",
       {.at_least = 0});
   section.field(
       "z_loss", options.z_loss,
-      "mixtral, qwen3-moe: coefficient of the loss that keeps the router's "
-      "scores small",
+      "mixtral, qwen3-moe, deepseek-v3: coefficient of the loss that keeps the "
+      "router's scores small",
       {.at_least = 0});
+}
+
+void bind_deepseek(config::Section& section, ModelOptions& options) {
+  const auto count = [&](const char* key, int64_t& target, const char* help,
+                         double at_least, double at_most) {
+    section.field(
+        key, target, std::string("deepseek-v3: ") + help,
+        {.at_least = at_least, .at_most = at_most});
+  };
+  count(
+      "expert_size", options.expert_size, "features within one expert", 0,
+      kMost);
+  count(
+      "shared_experts", options.shared_experts,
+      "experts of expert_size that every token passes", 0, kMostExperts);
+  count(
+      "dense_layers", options.dense_layers,
+      "first blocks, which have an MLP of intermediate_size and no experts", 0,
+      1 << 16);
+  count(
+      "expert_groups", options.expert_groups,
+      "groups of equally many experts; a token's experts are in "
+      "groups_per_token of them",
+      1, kMostExperts);
+  count(
+      "groups_per_token", options.groups_per_token,
+      "groups with the highest scores, from which a token's experts are chosen",
+      1, kMostExperts);
+  section.field(
+      "routing_scale", options.routing_scale,
+      "deepseek-v3: multiplies the weights of a token's experts", {.above = 0});
+  section.field(
+      "bias_rate", options.bias_rate,
+      "deepseek-v3: how far the bias of each expert moves in a step, towards "
+      "an even load; 0: biases stay",
+      {.at_least = 0});
+  count(
+      "query_rank", options.query_rank,
+      "features that queries are compressed to; 0: they are not", 0, kMost);
+  count(
+      "key_value_rank", options.key_value_rank,
+      "features that keys and values are compressed to", 0, kMost);
+  count(
+      "nope_size", options.nope_size,
+      "features of a head of queries and keys without positions", 0, kMost);
+  count(
+      "rope_size", options.rope_size,
+      "features of a head of queries and keys with rotary positions", 0, kMost);
+  count(
+      "value_size", options.value_size, "features of a head of values", 0,
+      kMost);
 }
 
 void bind_language_model(config::Section& section, ModelOptions& options) {
@@ -64,6 +116,7 @@ void bind_language_model(config::Section& section, ModelOptions& options) {
       "gpt, llama: features within the MLP, or within one expert; gpt, 0: 4 * "
       "hidden_size");
   bind_experts(section, options);
+  bind_deepseek(section, options);
   count(
       "vocab_size", options.vocab_size,
       "gpt, llama: tokens of the vocabulary; 0: the size's, or the data's");
@@ -102,8 +155,8 @@ void bind_language_model(config::Section& section, ModelOptions& options) {
       {.at_least = 0, .below = 1});
   section.field(
       "tie_embeddings", options.tie_embeddings,
-      "llama: one matrix for the input and output vocabulary; gpt and llama-1b "
-      "always do");
+      "llama: one matrix for the input and output vocabulary; gpt, gemma and "
+      "llama-1b always do");
 }
 
 }  // namespace
@@ -114,11 +167,11 @@ std::string to_string(ModelDtype dtype) {
 
 const std::vector<std::string>& model_names() {
   static const std::vector<std::string> names = {
-      "simple_cnn", "mlp",       "resnet18", "resnet34",   "resnet50",
-      "resnet101",  "resnet152", "gpt",      "gpt2",       "gpt2-medium",
-      "gpt2-large", "gpt2-xl",   "llama",    "llama-160m", "llama-1b",
-      "llama-8b",   "llama-70b", "mistral",  "qwen2",      "qwen3",
-      "mixtral",    "qwen3-moe"};
+      "simple_cnn", "mlp",       "resnet18",    "resnet34",   "resnet50",
+      "resnet101",  "resnet152", "gpt",         "gpt2",       "gpt2-medium",
+      "gpt2-large", "gpt2-xl",   "llama",       "llama-160m", "llama-1b",
+      "llama-8b",   "llama-70b", "mistral",     "qwen2",      "qwen3",
+      "mixtral",    "qwen3-moe", "deepseek-v3", "gemma"};
   return names;
 }
 
@@ -136,8 +189,8 @@ void bind(config::Section& section, ModelOptions& options) {
       .field(
           "name", options.name,
           "the model; what is said below of llama holds for mistral, qwen2, "
-          "qwen3, mixtral and qwen3-moe too; own: the layers that a program "
-          "gave to echelon::train")
+          "qwen3, gemma, mixtral, qwen3-moe and deepseek-v3 too; own: the "
+          "layers that a program gave to echelon::train")
       .one_of(names);
   section.field(
       "classes", options.classes,

@@ -47,11 +47,25 @@ struct ModelOptions {
   bool normalize_routing = true;  // the weights of a token's experts sum to 1
   double aux_loss = 0;            // coefficient of the load-balancing loss
   double z_loss = 0;              // coefficient of the router's z-loss
-  int64_t vocab_size = 0;         // 0: the size's, or the data's
-  int64_t max_positions = 0;      // longest sequence
-  double rope_theta = 0;          // llama: base of the rotations; 0: 10000
-  double rope_factor = 0;         // llama: stretches frequencies as Llama 3.1
-                                  // does; 0: the size's, or none
+  // deepseek-v3; the architecture has the formulas (language_model.h).
+  int64_t expert_size = 0;       // features within one expert
+  int64_t shared_experts = 0;    // that every token passes, each of expert_size
+  int64_t dense_layers = 0;      // first blocks, with an MLP of
+                                 // intermediate_size
+  int64_t expert_groups = 1;     // of equally many experts
+  int64_t groups_per_token = 1;  // from which a token's experts are chosen
+  double routing_scale = 1;      // multiplies the weights of a token's experts
+  double bias_rate = 0.001;      // how far the biases of experts move in a step
+  int64_t query_rank = 0;        // of compressed queries; 0: not compressed
+  int64_t key_value_rank = 0;    // of compressed keys and values
+  int64_t nope_size = 0;         // of a head of queries and keys, not rotated
+  int64_t rope_size = 0;         // of a head of queries and keys, rotated
+  int64_t value_size = 0;        // of a head of values
+  int64_t vocab_size = 0;        // 0: the size's, or the data's
+  int64_t max_positions = 0;     // longest sequence
+  double rope_theta = 0;         // llama: base of the rotations; 0: 10000
+  double rope_factor = 0;        // llama: stretches frequencies as Llama 3.1
+                                 // does; 0: the size's, or none
   double rope_low_freq_factor = 1;
   double rope_high_freq_factor = 4;
   int64_t rope_original_positions = 8192;

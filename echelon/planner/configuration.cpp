@@ -30,11 +30,12 @@ constexpr std::array kImageModels = {"simple_cnn", "resnet18",  "resnet34",
 // The architecture that trains such a shape; null: none does.
 const Architecture* architecture_of(const TransformerShape& shape) {
   const auto& experts = shape.experts;
-  const bool mixed = experts.shared_ffn > 0 || experts.first_dense_layers > 0 ||
-                     experts.every > 1 || shape.window_every > 1;
-  if (shape.latent || !shape.causal || shape.embedding_norm || mixed) {
-    return nullptr;
-  }
+  const bool mixed = experts.every > 1 || shape.window_every > 1;
+  if (!shape.causal || shape.embedding_norm || mixed) return nullptr;
+  // As DeepSeek has them.
+  const bool partly_dense =
+      experts.shared_ffn > 0 || experts.first_dense_layers > 0;
+  if (partly_dense && experts.shared_ffn % experts.ffn != 0) return nullptr;
   const bool own_heads =
       shape.head_dim > 0 && shape.head_dim * shape.heads != shape.hidden;
   const bool gpt = !shape.gated && shape.tied && shape.positions > 0 &&
@@ -43,11 +44,13 @@ const Architecture* architecture_of(const TransformerShape& shape) {
   const bool llama =
       shape.gated && shape.positions == 0 && !shape.biases && shape.rms_norm;
   for (const Architecture& kind : architectures()) {
-    const bool fits = (kind.gpt ? gpt : llama) &&
-                      kind.qkv_biases == shape.qkv_biases &&
-                      kind.qk_norm == shape.qk_norm &&
-                      kind.has_experts() == (experts.experts > 0) &&
-                      (kind.window || shape.window == 0);
+    const bool fits =
+        (kind.gpt ? gpt : llama) && kind.qkv_biases == shape.qkv_biases &&
+        kind.qk_norm == shape.qk_norm &&
+        kind.has_experts() == (experts.experts > 0) &&
+        kind.latent_attention == shape.latent.has_value() &&
+        (kind.biased_router || !partly_dense) &&
+        (!kind.always_tied || shape.tied) && (kind.window || shape.window == 0);
     if (fits) return &kind;
   }
   return nullptr;
@@ -104,6 +107,14 @@ int64_t tokens(const PlanRequest& request) {
   return request.seq_len > 0 ? request.seq_len : request.model.seq_len;
 }
 
+void put_latent_attention(Table& table, const LatentAttention& latent) {
+  table.number("query_rank", latent.query_rank);
+  table.number("key_value_rank", latent.key_value_rank);
+  table.number("nope_size", latent.nope_dim);
+  table.number("rope_size", latent.rope_dim);
+  table.number("value_size", latent.value_dim);
+}
+
 void put_transformer(Table& table, const PlanRequest& request) {
   const TransformerShape& shape = *request.model.transformer;
   if (std::ranges::find(kNamedSizes, request.model.name) != kNamedSizes.end()) {
@@ -122,17 +133,27 @@ void put_transformer(Table& table, const PlanRequest& request) {
   table.number("layers", shape.layers);
   table.number("hidden_size", shape.hidden);
   table.number("heads", shape.heads);
-  if (!gpt) table.number("kv_heads", shape.key_value_heads());
-  if (shape.head_size() * shape.heads != shape.hidden) {
-    table.number("head_size", shape.head_size());
+  if (shape.latent) {
+    put_latent_attention(table, *shape.latent);
+  } else {
+    if (!gpt) table.number("kv_heads", shape.key_value_heads());
+    if (shape.head_size() * shape.heads != shape.hidden) {
+      table.number("head_size", shape.head_size());
+    }
   }
   if (shape.window > 0) table.number("window", shape.window);
+  const bool dense = !kind.has_experts() || kind.biased_router;
   table.number(
-      "intermediate_size",
-      kind.has_experts() ? shape.experts.ffn : shape.ffn_size());
+      "intermediate_size", dense ? shape.ffn_size() : shape.experts.ffn);
   if (kind.has_experts()) {
     table.number("experts", shape.experts.experts);
     table.number("experts_per_token", shape.experts.experts_per_token);
+  }
+  if (kind.biased_router) {
+    table.number("expert_size", shape.experts.ffn);
+    table.number(
+        "shared_experts", shape.experts.shared_ffn / shape.experts.ffn);
+    table.number("dense_layers", shape.experts.first_dense_layers);
   }
   table.number("vocab_size", shape.vocab);
   table.number("max_positions", std::max(shape.positions, tokens(request)));
@@ -188,7 +209,7 @@ model_table(const cost::Strategy& strategy, const PlanRequest& request) {
   if (!is_trained_here(request.model)) {
     table.comment(
         "this version trains shapes of gpt, llama, mistral, qwen2, qwen3, "
-        "mixtral and qwen3-moe, resnets and simple_cnn; " +
+        "gemma, mixtral, qwen3-moe and deepseek-v3, resnets and simple_cnn; " +
         request.model.name + " is none of them");
   } else if (request.model.transformer) {
     put_transformer(table, request);

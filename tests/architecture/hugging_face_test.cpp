@@ -58,6 +58,22 @@ const char* const kQwen3Moe = R"({
   "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": true,
   "vocab_size": 51, "max_position_embeddings": 40})";
 
+const char* const kDeepseek = R"({
+  "architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 24,
+  "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 6,
+  "intermediate_size": 37, "moe_intermediate_size": 13, "n_routed_experts": 6,
+  "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2,
+  "n_shared_experts": 2, "first_k_dense_replace": 1,
+  "routed_scaling_factor": 1.5, "q_lora_rank": 11, "kv_lora_rank": 9,
+  "qk_nope_head_dim": 7, "qk_rope_head_dim": 4, "v_head_dim": 5,
+  "vocab_size": 51, "max_position_embeddings": 40})";
+
+const char* const kGemma = R"({
+  "architectures": ["GemmaForCausalLM"], "hidden_size": 24,
+  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "head_dim": 10, "intermediate_size": 37, "vocab_size": 51,
+  "max_position_embeddings": 40, "hidden_act": "gelu_pytorch_tanh"})";
+
 ModelOptions read(const std::string& text) {
   const TempFolder folder;
   return read_config(folder.write("config.json", text));
@@ -140,6 +156,45 @@ TEST(HuggingFaceConfig, WhatTellsLlamasKindApartIsRead) {
   config = json::parse(kQwen3Moe);
   config.erase("norm_topk_prob");
   EXPECT_FALSE(read(config.dump()).normalize_routing);
+
+  options = read(kGemma);
+  EXPECT_EQ(options.name, "gemma");
+  EXPECT_EQ(options.head_size, 10);
+  EXPECT_TRUE(options.tie_embeddings);
+  config = json::parse(kGemma);
+  config["hidden_act"] = "gelu";  // what the first files say
+  EXPECT_EQ(read(config.dump()).name, "gemma");
+}
+
+TEST(HuggingFaceConfig, DeepseekIsReadFieldByField) {
+  const auto options = read(kDeepseek);
+  EXPECT_EQ(options.name, "deepseek-v3");
+  EXPECT_THAT(numbers_of(options), ElementsAre(3, 24, 6, 6, 37, 51, 40));
+  EXPECT_EQ(options.head_size, 0);
+  EXPECT_THAT(
+      (std::vector<int64_t>{
+          options.experts, options.experts_per_token, options.expert_size,
+          options.shared_experts, options.dense_layers, options.expert_groups,
+          options.groups_per_token}),
+      ElementsAre(6, 3, 13, 2, 1, 3, 2));
+  EXPECT_THAT(
+      (std::vector<int64_t>{
+          options.query_rank, options.key_value_rank, options.nope_size,
+          options.rope_size, options.value_size}),
+      ElementsAre(11, 9, 7, 4, 5));
+  EXPECT_EQ(options.routing_scale, 1.5);
+  EXPECT_TRUE(options.normalize_routing);
+  // Queries are not compressed where the field is null; where it is missing
+  // they are.
+  auto config = json::parse(kDeepseek);
+  config["q_lora_rank"] = nullptr;
+  EXPECT_EQ(read(config.dump()).query_rank, 0);
+  // The model that the catalogue prices.
+  const auto whole = read(R"({"model_type": "deepseek_v3"})");
+  EXPECT_EQ(whole.query_rank, 1536);
+  EXPECT_EQ(whole.routing_scale, 2.5);
+  const auto list = list_parameters(whole, {4096}, whole.vocab_size);
+  EXPECT_EQ(num_parameters(list), 671026404352);
 }
 
 TEST(HuggingFaceConfig, RotaryPositionsOfOldAndNewReleases) {
@@ -176,8 +231,8 @@ TEST(HuggingFaceConfig, UnsupportedSettingsAreRefused) {
       {kGpt, "architectures", json::array({"MambaForCausalLM"}),
        "\"architectures\": [\"MambaForCausalLM\"]; known are "
        "GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM, "
-       "Qwen2ForCausalLM, Qwen3ForCausalLM, MixtralForCausalLM and "
-       "Qwen3MoeForCausalLM"},
+       "Qwen2ForCausalLM, Qwen3ForCausalLM, MixtralForCausalLM, "
+       "Qwen3MoeForCausalLM, DeepseekV3ForCausalLM and GemmaForCausalLM"},
       {kGpt, "architectures", nullptr, "does not name one"},
       {kGpt, "activation_function", "relu",
        "\"activation_function\": \"relu\"; known is gelu_new"},
@@ -221,7 +276,28 @@ TEST(HuggingFaceConfig, UnsupportedSettingsAreRefused) {
       {kMixtral, "num_experts_per_tok", 9,
        "experts_per_token=9, but there are experts=8"},
       {kQwen3Moe, "decoder_sparse_step", 2, "experts in each layer"},
-      {kQwen3Moe, "mlp_only_layers", json::array({0}), "an empty list"}};
+      {kQwen3Moe, "mlp_only_layers", json::array({0}), "an empty list"},
+      {kDeepseek, "rope_interleave", false,
+       "\"rope_interleave\": false; Echelon computes such models with true "
+       "alone"},
+      {kDeepseek,
+       "rope_scaling",
+       {{"type", "yarn"}, {"factor", 40}},
+       "\"type\": \"yarn\"; known are default and llama3"},
+      {kDeepseek, "scoring_func", "softmax", "known is sigmoid"},
+      {kDeepseek, "topk_method", "greedy", "known is noaux_tc"},
+      {kDeepseek, "moe_layer_freq", 2, "experts in each later layer"},
+      {kDeepseek, "attention_bias", true, "\"attention_bias\": true"},
+      {kDeepseek, "num_key_value_heads", 2, "kv_heads=2, but latent attention"},
+      {kDeepseek, "n_group", 4,
+       "expert_groups=4 does not divide experts=6 into groups of two or more"},
+      {kDeepseek, "topk_group", 1,
+       "experts_per_token=3, but groups_per_token=1 groups have 2 experts"},
+      {kDeepseek, "qk_rope_head_dim", 5, "rope_size=5, but rotary positions"},
+      {kDeepseek, "head_dim", 24, "must be that of qk_rope_head_dim"},
+      {kGemma, "hidden_act", "silu", "known is gelu_pytorch_tanh"},
+      {kGemma, "use_bidirectional_attention", true, "with false alone"},
+      {kGemma, "tie_word_embeddings", false, "with true alone"}};
   for (const auto& [base, field, value, said] : cases) {
     EXPECT_THAT(refused(base, field, value), HasSubstr(said)) << field;
   }
@@ -235,7 +311,8 @@ TEST(HuggingFaceConfig, UnsupportedSettingsAreRefused) {
 
 TEST(HuggingFaceConfig, WrittenAndReadIsEqual) {
   for (const char* text :
-       {kGpt, kLlama, kMistral, kQwen2, kQwen3, kMixtral, kQwen3Moe}) {
+       {kGpt, kLlama, kMistral, kQwen2, kQwen3, kMixtral, kQwen3Moe, kDeepseek,
+        kGemma}) {
     auto options = read(text);
     if (options.name != "gpt") {
       options.rope_factor = 8;

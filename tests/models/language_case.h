@@ -41,6 +41,22 @@ inline ModelOptions options_of(const std::string& name) {
     options.experts = 5;
     options.experts_per_token = 2;
   }
+  if (name == "deepseek-v3") {
+    options.kv_heads = 0;
+    options.dense_layers = 1;
+    options.experts = 6;
+    options.expert_groups = 3;
+    options.groups_per_token = 2;
+    options.experts_per_token = 3;
+    options.expert_size = 13;
+    options.shared_experts = 2;
+    options.routing_scale = 1.5;
+    options.query_rank = 11;
+    options.key_value_rank = 9;
+    options.nope_size = 7;
+    options.rope_size = 4;
+    options.value_size = 5;
+  }
   return options;
 }
 

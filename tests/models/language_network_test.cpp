@@ -26,8 +26,8 @@ Tensor norm_of(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   return (x - mean) / (variance + 1e-5).sqrt() * weight + bias;
 }
 
-Tensor rms_of(const Tensor& x, const Tensor& weight) {
-  return x / (x.square().mean(-1, true) + 1e-5).sqrt() * weight;
+Tensor rms_of(const Tensor& x, const Tensor& weight, double eps = 1e-5) {
+  return x / (x.square().mean(-1, true) + eps).sqrt() * weight;
 }
 
 // [batch, sequence, heads * size] -> [batch, heads, sequence, size]
@@ -138,13 +138,105 @@ Tensor mixture_by_formula(
   return y;
 }
 
+// DeepSeek's: groups by the sum of their two highest, a bias for the choice.
+Tensor biased_mixture_by_formula(
+    const parity::NamedTensors& p, const ModelOptions& options,
+    const std::string& block, const Tensor& x, Tensor& losses) {
+  const auto module = block + "mlp.";
+  const auto shares = x.matmul(p.at(module + "gate.weight").t()).sigmoid();
+  auto values = shares.detach() + p.at(module + "gate.e_score_correction_bias");
+  const auto in_group =
+      values.view({kBatch, kSequence, options.expert_groups, -1});
+  const auto of_group = std::get<0>(in_group.topk(2)).sum(-1, true);
+  const auto lowest = std::get<0>(of_group.sort(-2, /*descending=*/true))
+                          .narrow(-2, options.groups_per_token - 1, 1);
+  values = at::where(of_group.ge(lowest), in_group, -INFINITY).flatten(-2);
+  const auto kth = std::get<0>(values.topk(options.experts_per_token))
+                       .narrow(-1, options.experts_per_token - 1, 1);
+  const auto chosen = values.ge(kth).to(torch::kFloat64);
+  EXPECT_TRUE(chosen.sum(-1).eq(options.experts_per_token).all().item<bool>());
+  auto weights = shares * chosen;
+  if (options.normalize_routing) weights = weights / weights.sum(-1, true);
+  weights = weights * options.routing_scale;
+  const auto mlp = [&](const std::string& name) {
+    const auto linear = [&](const Tensor& z, const std::string& matrix) {
+      return z.matmul(p.at(module + name + matrix + ".weight").t());
+    };
+    const auto gate = linear(x, "gate_proj");
+    return linear(gate * at::sigmoid(gate) * linear(x, "up_proj"), "down_proj");
+  };
+  auto y = mlp("shared_experts.");
+  for (int64_t e = 0; e < options.experts; ++e) {
+    y = y + weights.select(-1, e).unsqueeze(-1) *
+                mlp("experts." + std::to_string(e) + ".");
+  }
+  const double experts = static_cast<double>(options.experts);
+  const double choices = static_cast<double>(options.experts_per_token);
+  const auto load = chosen.mean(1) * (experts / choices);
+  const auto own = options.aux_loss *
+                   (load * (shares / shares.sum(-1, true)).mean(1)).sum(-1);
+  losses = losses.defined() ? losses + own : own;
+  return y;
+}
+
+// Before the last matrix.
+Tensor latent_attention_by_formula(
+    const parity::NamedTensors& p, const ModelOptions& options,
+    const std::string& attention, const Tensor& x, const Tensor& documents) {
+  const auto at = [&](const std::string& name) {
+    return p.at(attention + name + ".weight");
+  };
+  const auto linear = [&](const Tensor& y, const std::string& name) {
+    return y.matmul(at(name).t());
+  };
+  const int64_t rope = options.rope_size, nope = options.nope_size;
+  // Neighbours are pairs. Their order in the results does not matter, since
+  // queries and keys have the same.
+  const auto turned = [&](const Tensor& y) {
+    return rotated(
+        torch::cat({y.slice(-1, 0, rope, 2), y.slice(-1, 1, rope, 2)}, -1));
+  };
+  const auto query = heads_of(
+      options.query_rank == 0
+          ? linear(x, "q_proj")
+          : linear(
+                rms_of(linear(x, "q_a_proj"), at("q_a_layernorm"), 1e-6),
+                "q_b_proj"),
+      options.heads);
+  const auto low = linear(x, "kv_a_proj_with_mqa");
+  const auto key_value = heads_of(
+      linear(
+          rms_of(
+              low.narrow(-1, 0, options.key_value_rank), at("kv_a_layernorm"),
+              1e-6),
+          "kv_b_proj"),
+      options.heads);
+  const auto shared =
+      turned(heads_of(low.narrow(-1, options.key_value_rank, rope), 1));
+  return attention_of(
+      torch::cat(
+          {query.narrow(-1, 0, nope), turned(query.narrow(-1, nope, rope))},
+          -1),
+      torch::cat(
+          {key_value.narrow(-1, 0, nope),
+           shared.expand({-1, options.heads, -1, -1})},
+          -1),
+      key_value.narrow(-1, nope, options.value_size), documents);
+}
+
 Formula llama_by_formula(
     const parity::NamedTensors& p, const ModelOptions& options,
     const Inputs& inputs) {
   const auto at = [&](const std::string& name) { return p.at(name); };
   const auto embedding = at("model.embed_tokens.weight");
   Formula result;
+  const bool gemma = options.name == "gemma";
+  const auto norm = [&](const Tensor& y, const std::string& name) {
+    const auto weight = at(name + ".weight");
+    return rms_of(y, gemma ? 1 + weight : weight);
+  };
   auto x = at::embedding(embedding, inputs.tokens);
+  if (gemma) x = x * std::sqrt(24.0);
   for (int i = 0; i < 2; ++i) {
     const auto block = "model.layers." + std::to_string(i) + ".";
     const auto linear = [&](const Tensor& y, const std::string& name) {
@@ -152,31 +244,41 @@ Formula llama_by_formula(
       const auto bias = p.find(block + name + ".bias");
       return bias == p.end() ? product : product + bias->second;
     };
-    const auto y = rms_of(x, at(block + "input_layernorm.weight"));
+    const auto y = norm(x, block + "input_layernorm");
     const auto heads = [&](const std::string& name, int64_t count) {
       auto own = heads_of(linear(y, "self_attn." + name + "_proj"), count);
-      const auto norm = p.find(block + "self_attn." + name + "_norm.weight");
-      return norm == p.end() ? own : rms_of(own, norm->second);
+      const auto weight = p.find(block + "self_attn." + name + "_norm.weight");
+      return weight == p.end() ? own : rms_of(own, weight->second);
     };
     const auto shared = [&](const Tensor& own) {
       return own.repeat_interleave(3, 1);
     };
-    x = x + linear(
-                attention_of(
-                    rotated(heads("q", 6)), shared(rotated(heads("k", 2))),
-                    shared(heads("v", 2)), inputs.documents, options.window),
-                "self_attn.o_proj");
-    const auto z = rms_of(x, at(block + "post_attention_layernorm.weight"));
-    if (options.experts > 0) {
+    const bool latent = options.key_value_rank > 0;
+    x = x +
+        linear(
+            latent
+                ? latent_attention_by_formula(
+                      p, options, block + "self_attn.", y, inputs.documents)
+                : attention_of(
+                      rotated(heads("q", 6)), shared(rotated(heads("k", 2))),
+                      shared(heads("v", 2)), inputs.documents, options.window),
+            "self_attn.o_proj");
+    const auto z = norm(x, block + "post_attention_layernorm");
+    if (options.expert_size > 0 && i >= options.dense_layers) {
+      x = x + biased_mixture_by_formula(p, options, block, z, result.losses);
+      continue;
+    }
+    if (options.experts > 0 && options.expert_size == 0) {
       x = x + mixture_by_formula(p, options, block, z, result.losses);
       continue;
     }
     const auto gate = linear(z, "mlp.gate_proj");
     x = x + linear(
-                gate * at::sigmoid(gate) * linear(z, "mlp.up_proj"),
+                (gemma ? gelu_of(gate) : gate * at::sigmoid(gate)) *
+                    linear(z, "mlp.up_proj"),
                 "mlp.down_proj");
   }
-  x = rms_of(x, at("model.norm.weight"));
+  x = norm(x, "model.norm");
   const auto head = p.find("lm_head.weight");
   result.logits = x.matmul((head == p.end() ? embedding : head->second).t());
   return result;
@@ -197,7 +299,12 @@ void expect_formula(
     const ModelOptions& options, const Inputs& inputs,
     const TensorParallel& parallel) {
   const auto network = build(options, parallel);
-  const auto whole = parity::give_parts(*network, 11);
+  auto whole = parity::give_parts(*network, 11);
+  for (auto& item : network->named_buffers()) {  // biases of experts
+    const torch::NoGradGuard no_grad;
+    item.value().copy_(parity::random({item.value().size(0)}, 12));
+    whole[item.key()] = item.value().clone();
+  }
   const auto [expected, losses] =
       options.name == "gpt" ? Formula{gpt_by_formula(whole, inputs), {}}
                             : llama_by_formula(whole, options, inputs);
@@ -237,7 +344,8 @@ TEST_P(LanguageNetwork, ArchitecturesComputeTheirFormulas) {
   parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
     const auto inputs = make_inputs();
     for (const char* name :
-         {"mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe"}) {
+         {"mistral", "qwen2", "qwen3", "gemma", "mixtral", "qwen3-moe",
+          "deepseek-v3"}) {
       SCOPED_TRACE(name);
       auto plain = inputs;
       plain.documents = Tensor();
@@ -251,6 +359,12 @@ TEST_P(LanguageNetwork, ArchitecturesComputeTheirFormulas) {
     options.aux_loss = 0.3;
     expect_formula(options, inputs, parallel);
     options.z_loss = 0.2;
+    expect_formula(options, inputs, parallel);
+    options = options_of("deepseek-v3");
+    options.query_rank = 0;
+    options.value_size = 13;  // wider than queries
+    options.normalize_routing = false;
+    options.aux_loss = 0.3;
     expect_formula(options, inputs, parallel);
   });
 }
@@ -273,7 +387,7 @@ TEST_P(LanguageNetwork, RespectsTheBordersOfDocuments) {
 // Initial values, dropout and the parameters after a step equal those of one
 // rank.
 TEST_P(LanguageNetwork, WithDropoutEqualsOneRank) {
-  for (const char* name : {"gpt", "llama", "mixtral"}) {
+  for (const char* name : {"gpt", "llama", "mixtral", "deepseek-v3"}) {
     auto options = options_of(name);
     options.dropout = 0.25;
     const auto inputs = make_inputs();
@@ -310,7 +424,7 @@ TEST_P(LanguageNetwork, WithDropoutEqualsOneRank) {
 
 // Between any two layers the tuple carries all that the later ones need.
 TEST_P(LanguageNetwork, SlicesEqualTheWholeModel) {
-  for (const char* name : {"gpt", "llama", "qwen3-moe"}) {
+  for (const char* name : {"gpt", "llama", "qwen3-moe", "deepseek-v3"}) {
     auto options = options_of(name);
     options.dropout = 0.25;
     options.tie_embeddings = true;
@@ -368,7 +482,7 @@ TEST(LanguageLayers, NameTheInputsThatTheyTake) {
 TEST_P(LanguageNetwork, LoadsItsShardsFromAFile) {
   const TempFolder folder;
   const auto path = folder.path("model.safetensors");
-  for (const char* name : {"gpt", "llama", "qwen3", "mixtral"}) {
+  for (const char* name : {"gpt", "llama", "qwen3", "mixtral", "deepseek-v3"}) {
     const auto options = options_of(name);
     const auto alone = build(options);
     save_weights(*alone, path);

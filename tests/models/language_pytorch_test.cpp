@@ -169,12 +169,34 @@ std::map<std::string, ModelOptions> exported_models() {
   models["mixtral"].window = 6;
   models["shares"] = models["qwen3-moe"];
   models["shares"].normalize_routing = false;
+  auto& deepseek = models["deepseek-v3"] = model("deepseek-v3");
+  deepseek.dense_layers = 1;
+  deepseek.experts = 6;
+  deepseek.expert_groups = 3;
+  deepseek.groups_per_token = 2;
+  deepseek.experts_per_token = 3;
+  deepseek.expert_size = 13;
+  deepseek.shared_experts = 1;
+  deepseek.routing_scale = 2.5;
+  deepseek.query_rank = 11;
+  deepseek.key_value_rank = 9;
+  deepseek.nope_size = 7;
+  deepseek.rope_size = 4;
+  deepseek.value_size = 5;
+  models["unranked"] = deepseek;
+  models["unranked"].query_rank = 0;
+  models["unranked"].rope_factor = 4;
+  models["unranked"].rope_original_positions = 8;
+  models["gemma"] = model("gemma");
+  models["gemma"].kv_heads = 3;
+  models["gemma"].head_size = 10;
   return models;
 }
 
 // The models whose training is compared.
-constexpr const char* kTrained[] = {"gpt",   "mistral", "qwen2",
-                                    "qwen3", "mixtral", "qwen3-moe"};
+constexpr const char* kTrained[] = {"gpt",       "mistral",    "qwen2",
+                                    "qwen3",     "gemma",      "mixtral",
+                                    "qwen3-moe", "deepseek-v3"};
 
 constexpr int64_t kSteps = 20;
 
@@ -233,6 +255,7 @@ class LanguagePytorch : public testing::Test {
         value.mul_(value.dim() > 1 ? 10 : 1)
             .add_(0.1 * torch::rand_like(value));
       }
+      for (auto& bias : network->buffers()) bias.uniform_(-0.2, 0.2);
     }
     if (name == "tied" || name == "gpt") {
       // A checkpoint, as training saves it.
@@ -258,7 +281,7 @@ TEST_F(LanguagePytorch, FoldersOfTransformersGiveTheSameLogits) {
   for (const std::string name :
        {"gpt", "llama", "llama_tied", "llama_stretched", "llama_bf16",
         "mistral", "qwen2", "qwen3", "mixtral", "mixtral_window", "qwen3_moe",
-        "qwen3_moe_shares"}) {
+        "qwen3_moe_shares", "deepseek_v3", "deepseek_v3_plain", "gemma"}) {
     const auto expected = logits_in(path(name + ".logits.safetensors"));
     EXPECT_GT(expected.std().item<double>(), 0.1) << name;
     const auto imported = path(name + ".imported");

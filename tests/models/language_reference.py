@@ -25,6 +25,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    GemmaConfig,
+    GemmaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -51,6 +55,12 @@ LLAMA = {
     "num_key_value_heads": 2, "intermediate_size": 37, "vocab_size": 51,
     "max_position_embeddings": 24, "bos_token_id": None, "eos_token_id": None,
 }
+DEEPSEEK = {
+    **LLAMA, "num_key_value_heads": 6, "n_routed_experts": 6,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 13,
+    "n_shared_experts": 2, "first_k_dense_replace": 1, "kv_lora_rank": 9,
+    "qk_nope_head_dim": 7, "qk_rope_head_dim": 4, "v_head_dim": 5,
+}
 MIXTURE = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.0}
 STRETCHED = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0,
@@ -67,6 +77,9 @@ def larger(model):
                 value.mul_(10)
             else:
                 value.add_(torch.randn_like(value), alpha=0.2)
+        for name, value in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                value.normal_(std=0.2)
     return model.eval()
 
 
@@ -106,6 +119,20 @@ def make(folder):
                 **LLAMA, **MIXTURE, num_experts=5, moe_intermediate_size=13,
                 head_dim=10, norm_topk_prob=False,
             )
+        ),
+        "deepseek_v3": DeepseekV3ForCausalLM(
+            DeepseekV3Config(
+                **DEEPSEEK, q_lora_rank=11, n_group=3, topk_group=2,
+            )
+        ),
+        "deepseek_v3_plain": DeepseekV3ForCausalLM(
+            DeepseekV3Config(
+                **DEEPSEEK, q_lora_rank=None, n_group=1, topk_group=1,
+                norm_topk_prob=False, routed_scaling_factor=1.0,
+            )
+        ),
+        "gemma": GemmaForCausalLM(
+            GemmaConfig(**LLAMA, head_dim=10, pad_token_id=None)
         ),
     }
     tokens = load_file(folder / "tokens.safetensors")["tokens"]

@@ -261,16 +261,19 @@ TEST(PlanConfiguration, TrainAcceptsMixturesOfExperts) {
       {"mixtral-8x7b", "h100-sxm:64", 256, {{"ep", "8"}, {"cp", "1"}}});
   expect_accepted(
       {"qwen3-30b-a3b", "h100-sxm:16", 64, {{"ep", "4"}, {"cp", "1"}}});
+  expect_accepted(
+      {"deepseek-v2-lite", "h100-sxm:16", 64, {{"ep", "8"}, {"cp", "1"}}});
+  expect_accepted({"deepseek-v3", "h100-sxm:1024", 1024, {{"cp", "1"}}});
 }
 
 TEST(PlanConfiguration, SaysWhatIsNotTrainedHere) {
-  const Case one{"deepseek-v3", "h100-sxm:1024", 1024};
+  const Case one{"gpt-oss-20b", "h100-sxm:16", 64};
   const auto request = request_of(one);
   EXPECT_FALSE(is_trained_here(request.model));
   const auto result = plan(request);
   ASSERT_FALSE(result.plans.empty());
   const std::string text = to_configuration(result.plans[0], request);
-  EXPECT_NE(text.find("deepseek-v3 is none of them"), std::string::npos)
+  EXPECT_NE(text.find("gpt-oss-20b is none of them"), std::string::npos)
       << text;
 }
 

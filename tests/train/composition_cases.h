@@ -58,6 +58,31 @@ inline ModelOptions mixture(const std::string& name) {
   return model;
 }
 
+// A block with an MLP and two with experts: six in three groups, of which a
+// token takes three in two groups, and a shared one. Their biases move.
+inline ModelOptions deepseek() {
+  ModelOptions model = llama();
+  model.name = "deepseek-v3";
+  model.layers = 3;
+  model.kv_heads = 0;
+  model.dense_layers = 1;
+  model.experts = 6;
+  model.expert_groups = 3;
+  model.groups_per_token = 2;
+  model.experts_per_token = 3;
+  model.expert_size = 15;
+  model.shared_experts = 1;
+  model.routing_scale = 1.5;
+  model.bias_rate = 0.05;
+  model.query_rank = 11;
+  model.key_value_rank = 9;
+  model.nope_size = 5;
+  model.rope_size = 4;
+  model.value_size = 7;
+  model.aux_loss = 0.1;
+  return model;
+}
+
 inline const ModelOptions kSimpleCnn{.name = "simple_cnn"};
 inline const ModelOptions kResnet18{
     .name = "resnet18", .sync_batch_norm = true};
@@ -387,7 +412,7 @@ inline void add_context(Cases& cases) {
 
 // What tells the architectures apart, with each axis.
 inline void add_architectures(Cases& cases) {
-  for (const char* name : {"mistral", "qwen2", "qwen3"}) {
+  for (const char* name : {"mistral", "qwen2", "qwen3", "gemma"}) {
     for (const Layout& layout : parse_layouts(
              {"dp=1", "dp=2", "tp=2", "tp=3", "tp=4", "pp=2", "fsdp=2",
               "fsdp=2,tp=2,pp=2"})) {
@@ -398,7 +423,7 @@ inline void add_architectures(Cases& cases) {
     }
   }
   // Sequences cut over ranks, which have no windows.
-  for (const char* name : {"qwen2", "qwen3"}) {
+  for (const char* name : {"qwen2", "qwen3", "gemma"}) {
     cases.add(architecture(name), {.cp = 2}, "ring");
     cases.add(architecture(name), {.cp = 2, .tp = 2}, "ring, sequence parallel")
         .tensor.sequence_parallel = true;
@@ -492,6 +517,24 @@ inline void add_expert_ranks(Cases& cases) {
   cases.add(model, parse_layout("fsdp=2,ep=2,order=ep:fsdp"), stage_text(3));
 }
 
+// Latent attention, and biases of experts that all ranks count for.
+inline void add_deepseek(Cases& cases) {
+  const ModelOptions model = deepseek();
+  for (const Layout& layout : parse_layouts(
+           {"dp=1", "dp=2", "dp=3", "dp=4", "tp=2", "tp=3", "tp=4", "pp=2",
+            "pp=3", "ep=2", "ep=3", "ep=4", "dp=2,tp=2", "dp=2,pp=2",
+            "pp=2,tp=2", "dp=2,ep=2", "tp=2,ep=2", "pp=2,ep=2"})) {
+    cases.add(model, layout);
+    if (layout.tp == 1) continue;
+    cases.add(model, layout, "sequence parallel").tensor.sequence_parallel =
+        true;
+  }
+  for (const Layout& layout :
+       parse_layouts({"fsdp=2", "fsdp=3", "fsdp=2,pp=2", "fsdp=2,ep=2"})) {
+    cases.add_stage(model, layout, 1);
+  }
+}
+
 inline std::vector<Case> all_cases(const std::string& tokens) {
   Cases cases(tokens);
   for (const auto& model : {tiny_gpt(), llama(), kSimpleCnn}) {
@@ -543,6 +586,7 @@ inline std::vector<Case> all_cases(const std::string& tokens) {
   add_architectures(cases);
   add_mixtures(cases);
   add_expert_ranks(cases);
+  add_deepseek(cases);
   return std::move(cases.all);
 }
 

@@ -9,6 +9,8 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <limits>
+#include <tuple>
 
 #include "echelon/error.h"
 #include "echelon/layers/low_precision.h"
@@ -124,25 +126,60 @@ Tensor losses_of(
   return losses;
 }
 
+// The k highest along the last dimension, the highest first; of equal ones the
+// lower number comes first.
+std::tuple<Tensor, Tensor> highest(const Tensor& values, int64_t k) {
+  const auto [sorted, numbers] =
+      values.sort(/*stable=*/true, /*dim=*/-1, /*descending=*/true);
+  return {sorted.narrow(-1, 0, k), numbers.narrow(-1, 0, k)};
+}
+
+// [tokens, k]: the experts that are chosen by their values [tokens, experts].
+Tensor chosen_by(const Tensor& values, const RoutingOptions& options) {
+  if (options.groups == 1) {
+    return std::get<1>(highest(values, options.per_token)).contiguous();
+  }
+  const auto grouped = values.view(
+      {values.size(0), options.groups, options.experts / options.groups});
+  const auto of_groups = std::get<0>(highest(grouped, 2)).sum(-1);
+  const auto groups = std::get<1>(highest(of_groups, options.groups_per_token));
+  const auto left_out =
+      torch::ones(of_groups.sizes(), values.options().dtype(torch::kBool))
+          .scatter(1, groups, false)
+          .unsqueeze(-1);
+  const auto left =
+      grouped.masked_fill(left_out, -std::numeric_limits<double>::infinity());
+  return std::get<1>(highest(left.view(values.sizes()), options.per_token))
+      .contiguous();
+}
+
 }  // namespace
 
 Routing route(
     const Tensor& scores, const RoutingOptions& options, int64_t samples,
-    bool with_losses) {
+    bool with_losses, const Tensor& bias) {
   const auto wide = for_sums(scores);
-  const auto probabilities = at::softmax(wide, -1);
+  const auto probabilities =
+      options.sigmoid ? at::sigmoid(wide) : at::softmax(wide, -1);
   Routing routing;
-  routing.experts =
-      std::get<1>(probabilities.detach().sort(
-                      /*stable=*/true, /*dim=*/-1, /*descending=*/true))
-          .narrow(-1, 0, options.per_token)
-          .contiguous();
+  auto values = probabilities.detach();
+  if (bias.defined()) values = values + bias.to(values.scalar_type());
+  routing.experts = chosen_by(values, options);
   auto weights = probabilities.gather(-1, routing.experts);
-  if (options.normalize) weights = weights / weights.sum(-1, /*keepdim=*/true);
+  if (options.normalize) {
+    auto sums = weights.sum(-1, /*keepdim=*/true);
+    // All sigmoids may be zero.
+    if (options.sigmoid) sums = sums + 1e-20;
+    weights = weights / sums;
+  }
+  if (options.scale != 1) weights = weights * options.scale;
   routing.weights = weights.to(scores.scalar_type());
   if (with_losses && options.has_losses()) {
-    routing.losses =
-        losses_of(wide, probabilities, routing.experts, options, samples);
+    const auto shares =
+        options.sigmoid
+            ? probabilities / (probabilities.sum(-1, /*keepdim=*/true) + 1e-20)
+            : probabilities;
+    routing.losses = losses_of(wide, shares, routing.experts, options, samples);
   }
   return routing;
 }

@@ -11,7 +11,10 @@
 // Sources: Shazeer et al., 2017, arXiv:1701.06538; Jiang et al., "Mixtral of
 // Experts", 2024, arXiv:2401.04088. The balance loss of a sequence:
 // DeepSeek-AI, "DeepSeek-V2", 2024, arXiv:2405.04434, section 2.1.3; z-loss:
-// Zoph et al., "ST-MoE", 2022, arXiv:2202.08906.
+// Zoph et al., "ST-MoE", 2022, arXiv:2202.08906. Sigmoids, groups and the bias
+// of the choice: DeepSeek-AI, "DeepSeek-V3", 2024, arXiv:2412.19437, section
+// 2.1.2; Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024,
+// arXiv:2408.15664.
 #pragma once
 
 #include <torch/types.h>
@@ -25,7 +28,14 @@ struct RoutingOptions {
   int64_t experts = 1;
   int64_t per_token = 1;  // k, at most `experts`
   bool normalize = true;  // the weights of a token sum to 1
-  double aux_loss = 0;    // coefficients; 0: the loss is not computed
+  bool sigmoid = false;   // of each score by itself, not a softmax over all
+  /// Equally many experts each, two or more where there are several groups. A
+  /// token's experts are in the `groups_per_token` groups whose two highest
+  /// experts have the highest sum.
+  int64_t groups = 1;
+  int64_t groups_per_token = 1;
+  double scale = 1;     // multiplies the weights
+  double aux_loss = 0;  // coefficients; 0: the loss is not computed
   double z_loss = 0;
 
   bool has_losses() const { return aux_loss > 0 || z_loss > 0; }
@@ -35,30 +45,34 @@ struct Routing {
   /// int64 [tokens, k]: the experts with the highest probabilities, the highest
   /// first; of equal ones the lower number comes first.
   torch::Tensor experts;
-  /// [tokens, k]: their probabilities among all experts, or among the k.
+  /// [tokens, k]: their probabilities (or sigmoids) among all experts, or
+  /// divided by the sum of the k, times the scale.
   torch::Tensor weights;
   /// [samples], the losses of each sample; undefined: none was asked for.
   torch::Tensor losses;
 };
 
-/// Routes tokens by a softmax over their `scores` [tokens, experts]. float16
-/// and bfloat16 are computed in float32. Differentiable, but for the choice.
+/// Routes tokens by their `scores` [tokens, experts]. float16 and bfloat16 are
+/// computed in float32. Differentiable, but for the choice.
 ///
 ///   samples  the tokens are those of so many samples of equal length, one
 ///            after the other
+///   bias     [experts], added to probabilities for the choice alone;
+///            undefined: none
 ///
 /// The losses of a sample with T tokens, which depend on no other sample, and
 /// so on no layout and no number of microbatches:
 ///
 ///   aux_loss * sum over experts e of f_e P_e
 ///              f_e = (tokens that chose e) * experts / (k T)
-///              P_e = mean probability of e
+///              P_e = mean probability of e; sigmoids are divided by their
+///              sum over all experts
 ///   z_loss   * mean over tokens of log(sum over experts of exp(score))^2
 ///
 /// The first is 1 * aux_loss when all experts have the same load.
 Routing route(
     const torch::Tensor& scores, const RoutingOptions& options, int64_t samples,
-    bool with_losses);
+    bool with_losses, const torch::Tensor& bias = {});
 
 /// The choices of all tokens, sorted by expert; those of one expert are in the
 /// order of the tokens.

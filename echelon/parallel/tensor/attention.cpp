@@ -14,10 +14,12 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/comm/differentiable.h"
 #include "echelon/error.h"
 #include "echelon/layers/computing_device.h"
 #include "echelon/parallel/context/attention.h"
 #include "echelon/parallel/tensor/dropout.h"
+#include "echelon/text/check.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -134,7 +136,29 @@ bool groups_heads(const Tensor& key, bool masked) {
          (dtype == torch::kBFloat16 || dtype == torch::kHalf);
 }
 
+// Values [..., size] with zeros behind each, up to `size` features. The CPU's
+// fused kernel and those of cut sequences take values as wide as keys.
+Tensor widened(const Tensor& values, int64_t size) {
+  const int64_t more = size - values.size(-1);
+  return more > 0 ? at::constant_pad_nd(values, {0, more}) : values;
+}
+
 }  // namespace
+
+// A matrix that every rank has. With sharded tokens each rank's gradient is a
+// term of the sum.
+class CompressingLinear : public ShardedModule {
+ public:
+  CompressingLinear(int64_t in, int64_t out, const TensorParallel& parallel)
+      : weight(register_shard(
+            "weight",
+            {replicated({out, in}, parallel.rank()), parallel.splits_tokens(),
+             InitialValue::normal_of(0.02)})) {}
+
+  Tensor forward(const Tensor& x) { return at::linear(x, weight); }
+
+  Tensor weight;
+};
 
 void check_attention(const AttentionShape& shape, int64_t tp) {
   check_positive("hidden_size", shape.hidden);
@@ -201,7 +225,9 @@ ParallelAttention::ParallelAttention(
   check_attention(shape, parallel_.size());
   heads_ = heads_of(shape, parallel_.rank(), parallel_.size());
   queries_of_kv_ = queries_of_kv(heads_, shape.group());
-  if (options_.fused) {
+  if (options_.latent) {
+    add_latent();
+  } else if (options_.fused) {
     in_ = {add_projection("c_attn", true, true, true)};
   } else {
     in_ = {
@@ -220,7 +246,8 @@ ParallelAttention::ParallelAttention(
     key_norm_ = norm("k_norm");
   }
   const std::string out = options_.fused ? "c_proj" : "o_proj";
-  const int64_t size = shape.size_of_head();
+  const int64_t size =
+      options_.latent ? options_.latent->value_size : shape.size_of_head();
   const auto features = times(heads_.query, size, 0);
   out_ = register_module(
       out, std::make_shared<RowParallelLinear>(
@@ -260,12 +287,127 @@ std::shared_ptr<ColumnParallelLinear> ParallelAttention::add_projection(
                 heads_.shares_kv && (key || value)));
 }
 
+// A matrix of which a rank has the rows of its heads, `size` for each.
+std::shared_ptr<ColumnParallelLinear> ParallelAttention::add_heads(
+    const std::string& name, int64_t in, int64_t size) {
+  const auto own = times(heads_.query, size, 0);
+  return register_module(
+      name,
+      std::make_shared<ColumnParallelLinear>(
+          LinearShape{
+              .in = in, .out = options_.shape.heads * size, .bias = false},
+          parallel_, label_ + "." + name,
+          Shard{.pieces = {own}, .owned = {own}}, /*shared=*/false));
+}
+
+void ParallelAttention::add_latent() {
+  const auto& latent = *options_.latent;
+  const auto& shape = options_.shape;
+  const int64_t size = latent.nope_size + latent.rope_size;
+  ECHELON_CHECK(
+      options_.rotary && !options_.fused && shape.group() == 1 &&
+          shape.size_of_head() == size,
+      "{}: latent attention with heads of {}, {} of them for keys", label_,
+      shape.size_of_head(), shape.num_kv_heads());
+  const auto down = [&](const std::string& name, int64_t out) {
+    return register_module(
+        name,
+        std::make_shared<CompressingLinear>(shape.hidden, out, parallel_));
+  };
+  const auto norm = [&](const std::string& name, int64_t width) {
+    return register_module(
+        name, std::make_shared<RMSNorm>(width, latent.norm_eps, parallel_));
+  };
+  if (latent.query_rank > 0) {
+    query_down_ = down("q_a_proj", latent.query_rank);
+    query_norm_ = norm("q_a_layernorm", latent.query_rank);
+    query_up_ = add_heads("q_b_proj", latent.query_rank, size);
+  } else {
+    query_up_ = add_heads("q_proj", shape.hidden, size);
+  }
+  key_value_down_ =
+      down("kv_a_proj_with_mqa", latent.key_value_rank + latent.rope_size);
+  key_norm_ = norm("kv_a_layernorm", latent.key_value_rank);
+  key_value_up_ = add_heads(
+      "kv_b_proj", latent.key_value_rank, latent.nope_size + latent.value_size);
+}
+
 Tensor
 ParallelAttention::forward(const Tensor& x, const AttentionFrame& frame) {
   check_input(x, frame, parallel_, options_.shape.hidden, label_);
-  auto y = attend(project(x, frame), frame);  // [batch, sequence, features_r]
+  const auto qkv =
+      options_.latent ? project_latent(x, frame) : project(x, frame);
+  auto y = attend(qkv, frame);  // [batch, sequence, features_r]
   if (parallel_.splits_tokens()) y = y.flatten(0, 1);
   return out_->forward(y);
+}
+
+// For the tokens of this rank's part of the frame.
+RotaryTable ParallelAttention::rotations(
+    const AttentionFrame& frame, const torch::TensorOptions& like) const {
+  const int64_t size = options_.latent ? options_.latent->rope_size
+                                       : options_.shape.size_of_head();
+  if (parallel_.context.is_used()) {
+    return rotary_table(
+        *options_.rotary, size, parallel_.context.pieces_of(frame.total), like);
+  }
+  const int64_t past = frame.cache ? frame.cache->length : 0;
+  return rotary_table(*options_.rotary, size, past, frame.sequence, like);
+}
+
+// All that heads are computed from enters the region of this rank's heads as
+// one tensor, with one collective in each direction.
+ParallelAttention::QueryKeyValue ParallelAttention::project_latent(
+    const Tensor& x, const AttentionFrame& frame) {
+  const auto& latent = *options_.latent;
+  const auto& group = parallel_.group;
+  const int64_t tokens = frame.batch * frame.sequence;
+  const auto compressed = key_value_down_->forward(x).split_with_sizes(
+      {latent.key_value_rank, latent.rope_size}, -1);
+  std::vector<Tensor> parts = {
+      key_norm_->forward(compressed[0]), compressed[1]};
+  if (query_down_) {
+    parts.push_back(query_norm_->forward(query_down_->forward(x)));
+  }
+  auto all = at::cat(parts, -1);
+  all = parallel_.splits_tokens()
+            ? all_gather(
+                  all, group, 0, even_split(tokens, group.size()),
+                  label_ + " gather")
+            : copy_to(all, group, label_ + " input gradient");
+  const auto entered = all.split_with_sizes(
+      {latent.key_value_rank, latent.rope_size,
+       latent.query_rank > 0 ? latent.query_rank : 0},
+      -1);
+  const int64_t own = heads_.query.size();  // and as many of keys
+  // There may be no sample.
+  const auto heads = [&](const Tensor& features, int64_t count, int64_t size) {
+    return features.view({frame.batch, frame.sequence, count, size});
+  };
+  const auto up = [&](const Tensor& features, const auto& matrix) {
+    return at::linear(features.flatten(0, -2), matrix->weight);
+  };
+  const int64_t size = options_.shape.size_of_head();
+  const auto query = heads(
+      query_down_ ? up(entered[2], query_up_) : query_up_->forward(x, tokens),
+      own, size);
+  const auto key_value =
+      heads(
+          up(entered[0], key_value_up_), own,
+          latent.nope_size + latent.value_size)
+          .split_with_sizes({latent.nope_size, latent.value_size}, -1);
+  const auto table = rotations(frame, query.options());
+  const auto rotated = [&](const Tensor& features) {
+    return rotate(features, table, RotaryPairs::neighbours);
+  };
+  const auto shared_key = rotated(heads(entered[1], 1, latent.rope_size));
+  return {
+      at::cat(
+          {query.narrow(-1, 0, latent.nope_size),
+           rotated(query.narrow(-1, latent.nope_size, latent.rope_size))},
+          -1),
+      at::cat({key_value[0], shared_key.expand({-1, -1, own, -1})}, -1),
+      key_value[1]};
 }
 
 ParallelAttention::QueryKeyValue
@@ -287,27 +429,24 @@ ParallelAttention::project(const Tensor& x, const AttentionFrame& frame) {
     output = output.view(
         {frame.batch, frame.sequence, output.size(-1) / size, size});
   }
-  return {outputs[0], outputs[1], outputs[2]};
+  QueryKeyValue qkv{outputs[0], outputs[1], outputs[2]};
+  if (query_norm_) {
+    qkv.query = query_norm_->forward(qkv.query);
+    qkv.key = key_norm_->forward(qkv.key);
+  }
+  if (options_.rotary) {
+    const auto table = rotations(frame, qkv.query.options());
+    qkv.query = rotate(qkv.query, table);
+    qkv.key = rotate(qkv.key, table);
+  }
+  return qkv;
 }
 
 Tensor ParallelAttention::attend(
     const QueryKeyValue& qkv, const AttentionFrame& frame) {
   auto [query, key, value] = qkv;
-  if (query_norm_) {
-    query = query_norm_->forward(query);
-    key = key_norm_->forward(key);
-  }
-  if (parallel_.context.is_used()) {
-    return attend_in_context({query, key, value}, frame);
-  }
+  if (parallel_.context.is_used()) return attend_in_context(qkv, frame);
   const int64_t past = frame.cache ? frame.cache->length : 0;
-  if (options_.rotary) {
-    const auto table = rotary_table(
-        *options_.rotary, options_.shape.size_of_head(), past, frame.sequence,
-        query.options());
-    query = rotate(query, table);
-    key = rotate(key, table);
-  }
   Tensor mask = frame.mask;
   if (frame.cache) {
     if (mask.defined()) {
@@ -329,6 +468,9 @@ Tensor ParallelAttention::attend(
   }
   const bool drops = options_.dropout > 0 && is_training();
   const bool grouped_kernel = !drops && groups_heads(key, mask.defined());
+  const int64_t value_size = value.size(-1);
+  const bool widens = !drops && computing_device(value) == torch::kCPU;
+  if (widens) value = widened(value, key.size(-1));
   const QueryKeyValue heads_first{
       query.transpose(1, 2), for_queries(key.transpose(1, 2), grouped_kernel),
       for_queries(value.transpose(1, 2), grouped_kernel)};
@@ -344,6 +486,7 @@ Tensor ParallelAttention::attend(
              heads_first.query, heads_first.key, heads_first.value,
              mask.defined() ? std::make_optional(mask) : std::nullopt,
              /*dropout_p=*/0.0, causal, /*scale=*/std::nullopt, grouped)
+      .narrow(-1, 0, value_size)
       .transpose(1, 2)
       .flatten(2);
 }
@@ -363,13 +506,15 @@ Tensor ParallelAttention::attend_in_context(
         "have no windows yet; set window=0, or set [layout] cp=1",
         label_, options_.window, frame.total, parallel_.context.size()));
   }
-  if (options_.rotary) {
-    const auto table = rotary_table(
-        *options_.rotary, options_.shape.size_of_head(),
-        parallel_.context.pieces_of(frame.total), qkv.query.options());
-    qkv.query = rotate(qkv.query, table);
-    qkv.key = rotate(qkv.key, table);
+  const int64_t value_size = qkv.value.size(-1);
+  if (value_size > qkv.key.size(-1)) {
+    throw ConfigError(format(
+        "{}: heads of values have {} features and those of keys {}, but "
+        "sequences that are cut over ranks need as many of keys or more; set "
+        "[layout] cp=1",
+        label_, value_size, qkv.key.size(-1)));
   }
+  qkv.value = widened(qkv.value, qkv.key.size(-1));
   ContextAttentionCall call{
       .sequence = frame.total, .documents = frame.documents, .label = label_};
   for (size_t kv = 0; kv < queries_of_kv_.size(); ++kv) {
@@ -397,6 +542,7 @@ Tensor ParallelAttention::attend_in_context(
   }
   return context_attention(
              qkv.query, qkv.key, qkv.value, parallel_.context, call)
+      .narrow(-1, 0, value_size)
       .flatten(2);
 }
 

@@ -9,9 +9,16 @@
 // are on two ranks, several ranks hold the same key/value head: shards overlap,
 // and their gradients are terms of a sum (ParameterShard::sum_gradients).
 //
+// Latent attention compresses tokens to a few features, from which each head
+// computes its queries, keys and values. The compressing matrices are on every
+// rank; with sharded tokens each rank compresses its own, and the compressed
+// tokens are gathered.
+//
 // Sources: Vaswani et al., "Attention Is All You Need", 2017, arXiv:1706.03762;
 // grouped queries: Ainslie et al., "GQA", 2023, arXiv:2305.13245; sharding by
-// heads: Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3.
+// heads: Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3;
+// latent attention: DeepSeek-AI, "DeepSeek-V2", 2024, arXiv:2405.04434, section
+// 2.1.
 #pragma once
 
 #include <torch/types.h>
@@ -65,6 +72,17 @@ struct AttentionHeads {
 /// Expects check_attention to have passed.
 AttentionHeads heads_of(const AttentionShape& shape, int64_t rank, int64_t tp);
 
+/// Latent attention. A head of queries and keys has nope_size features without
+/// positions and rope_size that are rotated, which all heads of keys share.
+struct LatentShape {
+  int64_t query_rank = 0;  // features of a compressed query; 0: not compressed
+  int64_t key_value_rank = 1;
+  int64_t nope_size = 1;
+  int64_t rope_size = 2;
+  int64_t value_size = 1;
+  double norm_eps = 1e-6;  // of the norms of compressed tokens
+};
+
 struct AttentionOptions {
   AttentionShape shape;
   /// True: as GPT-2 of Hugging Face, one matrix c_attn [hidden, queries + keys
@@ -82,14 +100,17 @@ struct AttentionOptions {
   /// ConfigError.
   int64_t window = 0;
   std::optional<RotaryOptions> rotary;  // of queries and keys
-  double dropout = 0;                   // of probabilities, in training
+  /// As DeepSeek has it: not fused, without biases, with `rotary`, as many
+  /// kv_heads as heads, and head_size = nope_size + rope_size.
+  std::optional<LatentShape> latent;
+  double dropout = 0;  // of probabilities, in training
 };
 
 /// Keys and values of earlier positions, of this rank's heads. It starts empty,
 /// and forward appends to it. Use one per attention layer.
 struct KeyValueCache {
   torch::Tensor keys;    // [batch, room, kv_heads_r, head_size]
-  torch::Tensor values;  // the same
+  torch::Tensor values;  // the same; latent: features of a head of values
   int64_t length = 0;    // positions filled, at most `room`
 };
 
@@ -123,6 +144,8 @@ struct AttentionFrame {
 torch::Tensor
 document_mask(const torch::Tensor& documents, torch::ScalarType dtype);
 
+class CompressingLinear;  // attention.cpp
+
 /// Causal self-attention by scaled_dot_product_attention. With dropout it uses
 /// the plain formula, which stores matrices [batch, heads_r, sequence,
 /// sequence], since the fused kernels' masks depend on the layout. Parameters
@@ -135,6 +158,14 @@ document_mask(const torch::Tensor& documents, torch::ScalarType dtype);
 ///   k_proj.weight and v_proj.weight [kv_heads_r * head_size, hidden],
 ///   o_proj.weight [hidden, heads_r * head_size]
 ///   with qk_norm_eps: q_norm.weight and k_norm.weight [head_size]
+/// or, latent,
+///   q_proj.weight [heads_r * head_size, hidden], or with query_rank:
+///     q_a_proj.weight [query_rank, hidden], q_a_layernorm.weight,
+///     q_b_proj.weight [heads_r * head_size, query_rank]
+///   kv_a_proj_with_mqa.weight [key_value_rank + rope_size, hidden],
+///   kv_a_layernorm.weight, kv_b_proj.weight
+///     [heads_r * (nope_size + value_size), key_value_rank],
+///   o_proj.weight [hidden, heads_r * value_size]
 class ParallelAttention : public torch::nn::Module {
  public:
   /// `label`: the layer's name, "transformer.h.0.attn". It labels collectives,
@@ -158,7 +189,14 @@ class ParallelAttention : public torch::nn::Module {
 
   std::shared_ptr<ColumnParallelLinear>
   add_projection(const std::string& name, bool query, bool key, bool value);
+  std::shared_ptr<ColumnParallelLinear>
+  add_heads(const std::string& name, int64_t in, int64_t size);
+  void add_latent();
   QueryKeyValue project(const torch::Tensor& x, const AttentionFrame& frame);
+  QueryKeyValue
+  project_latent(const torch::Tensor& x, const AttentionFrame& frame);
+  RotaryTable rotations(
+      const AttentionFrame& frame, const torch::TensorOptions& like) const;
   torch::Tensor attend(const QueryKeyValue& qkv, const AttentionFrame& frame);
   torch::Tensor
   attend_in_context(QueryKeyValue qkv, const AttentionFrame& frame);
@@ -173,7 +211,12 @@ class ParallelAttention : public torch::nn::Module {
   AttentionHeads heads_;
   std::vector<std::shared_ptr<ColumnParallelLinear>> in_;
   std::shared_ptr<RowParallelLinear> out_;
-  std::shared_ptr<RMSNorm> query_norm_, key_norm_;  // null: none
+  std::shared_ptr<RMSNorm> query_norm_, key_norm_;  // null: none; latent: of
+                                                    // compressed tokens
+  /// Latent: query_up_ alone, without query_down_, where there is no
+  /// query_rank.
+  std::shared_ptr<CompressingLinear> query_down_, key_value_down_;
+  std::shared_ptr<ColumnParallelLinear> query_up_, key_value_up_;
   std::vector<int64_t> queries_of_kv_;
 };
 

@@ -120,7 +120,9 @@ Tensor GeluMlp::forward(const Tensor& x, int64_t tokens) {
 
 GatedMlp::GatedMlp(
     const MlpShape& shape, TensorParallel parallel, std::string label)
-    : parallel_(std::move(parallel)), label_(std::move(label)) {
+    : parallel_(std::move(parallel)),
+      label_(std::move(label)),
+      gelu_(shape.gelu) {
   const LinearShape in{
       .in = shape.hidden, .out = shape.intermediate, .bias = shape.bias};
   const auto add = [&](const std::string& name) {
@@ -143,7 +145,9 @@ Tensor GatedMlp::forward(const Tensor& x, int64_t tokens) {
   const auto inner = column_linear(
       x, {gate_->weights(), up_->weights()}, WeightLayout::out_in, parallel_,
       tokens, label_ + ".gate_up_proj");
-  return down_->forward(silu_times(inner[0], inner[1]));
+  return down_->forward(
+      gelu_ ? at::gelu(inner[0], "tanh") * inner[1]
+            : silu_times(inner[0], inner[1]));
 }
 
 }  // namespace echelon

@@ -26,6 +26,7 @@ struct MlpShape {
   /// features than ranks, some ranks have none.
   int64_t intermediate = 1;
   bool bias = true;
+  bool gelu = false;  // GatedMlp: in place of silu
 };
 
 /// silu(gate) * up, for equal shapes. Stores only these two for backward. On a
@@ -52,7 +53,8 @@ class GeluMlp : public torch::nn::Module {
   std::shared_ptr<RowParallelLinear> out_;
 };
 
-/// llama's: down_proj(silu(gate_proj(x)) * up_proj(x)).
+/// llama's: down_proj(silu(gate_proj(x)) * up_proj(x)); gemma's has the tanh
+/// form of GELU in place of silu.
 ///
 ///   gate_proj.weight and up_proj.weight [intermediate_r, hidden],
 ///   down_proj.weight [hidden, intermediate_r]; biases if MlpShape::bias
@@ -66,6 +68,7 @@ class GatedMlp : public torch::nn::Module {
  private:
   TensorParallel parallel_;
   std::string label_;
+  bool gelu_;
   std::shared_ptr<ColumnParallelLinear> gate_;
   std::shared_ptr<ColumnParallelLinear> up_;
   std::shared_ptr<RowParallelLinear> down_;

@@ -152,13 +152,16 @@ Tensor LayerNorm::forward(const Tensor& x) {
 }
 
 RMSNorm::RMSNorm(
-    int64_t hidden, double eps, const TensorParallel& parallel, bool of_heads)
+    int64_t hidden, double eps, const TensorParallel& parallel, bool of_heads,
+    bool add_one)
     : weight(register_shard(
-          "weight", replicated_parameter(hidden, parallel, 1, of_heads))),
-      eps_(eps) {}
+          "weight",
+          replicated_parameter(hidden, parallel, add_one ? 0 : 1, of_heads))),
+      eps_(eps),
+      add_one_(add_one) {}
 
 Tensor RMSNorm::forward(const Tensor& x) {
-  return rms_norm(x, weight, eps_);
+  return rms_norm(x, add_one_ ? weight + 1 : weight, eps_);
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {

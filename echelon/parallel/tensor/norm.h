@@ -30,16 +30,17 @@ class LayerNorm : public ShardedModule {
   double eps_;
 };
 
-/// x / sqrt(mean(x^2) + eps) * weight. weight [hidden].
+/// x / sqrt(mean(x^2) + eps) * weight, or times 1 + weight. weight [hidden].
 /// Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019,
 /// arXiv:1910.07467.
 class RMSNorm : public ShardedModule {
  public:
   /// `of_heads`: the rows are heads, of which each rank has others, so that the
-  /// gradient is a term of a sum however tokens are sharded.
+  /// gradient is a term of a sum however tokens are sharded. `add_one`: as
+  /// gemma, whose weights begin at 0.
   RMSNorm(
       int64_t hidden, double eps, const TensorParallel& parallel,
-      bool of_heads = false);
+      bool of_heads = false, bool add_one = false);
 
   /// x [..., hidden] -> the same shape and dtype.
   torch::Tensor forward(const torch::Tensor& x);
@@ -48,6 +49,7 @@ class RMSNorm : public ShardedModule {
 
  private:
   double eps_;
+  bool add_one_;
 };
 
 /// The computation of RMSNorm, for other modules. float16 and bfloat16 are

@@ -82,18 +82,26 @@ void rotate_half(
   }
 }
 
+// The first or the second feature of each pair, a view.
+Tensor of_pairs(const Tensor& x, RotaryPairs pairs, int64_t which) {
+  const int64_t half = x.size(-1) / 2;
+  return pairs == RotaryPairs::halves
+             ? x.narrow(-1, which * half, half)
+             : x.slice(-1, which, x.size(-1), /*step=*/2);
+}
+
 // (a, b) -> (a cos - b sin, b cos + a sin), in few passes. `sign` -1 rotates
 // back.
-Tensor
-rotated(const Tensor& x, const Tensor& cosine, const Tensor& sine, int sign) {
-  const int64_t half = x.size(-1) / 2;
+Tensor rotated(
+    const Tensor& x, const Tensor& cosine, const Tensor& sine, int sign,
+    RotaryPairs pairs) {
   const auto cos = cosine.unsqueeze(1);  // [positions, 1, half]
   const auto sin = sine.unsqueeze(1);
-  const auto a = x.narrow(-1, 0, half);
-  const auto b = x.narrow(-1, half, half);
+  const auto a = of_pairs(x, pairs, 0);
+  const auto b = of_pairs(x, pairs, 1);
   auto result = at::empty(x.sizes(), x.options());
-  rotate_half(result.narrow(-1, 0, half), a, b, cos, sin, -sign);
-  rotate_half(result.narrow(-1, half, half), b, a, cos, sin, sign);
+  rotate_half(of_pairs(result, pairs, 0), a, b, cos, sin, -sign);
+  rotate_half(of_pairs(result, pairs, 1), b, a, cos, sin, sign);
   return result;
 }
 
@@ -101,19 +109,23 @@ class Rotate : public torch::autograd::Function<Rotate> {
  public:
   static Tensor forward(
       AutogradContext* context, const Tensor& x, const Tensor& cosine,
-      const Tensor& sine, int64_t sign) {
+      const Tensor& sine, int64_t sign, int64_t pairs) {
     context->save_for_backward({cosine, sine});
     context->saved_data["sign"] = sign;
-    return rotated(x, cosine, sine, static_cast<int>(sign));
+    context->saved_data["pairs"] = pairs;
+    return rotated(
+        x, cosine, sine, static_cast<int>(sign),
+        static_cast<RotaryPairs>(pairs));
   }
 
   static variable_list
   backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const int64_t sign = context->saved_data["sign"].toInt();
+    const int64_t pairs = context->saved_data["pairs"].toInt();
     return {
-        Rotate::apply(gradients[0], saved[0], saved[1], -sign), Tensor(),
-        Tensor(), Tensor()};
+        Rotate::apply(gradients[0], saved[0], saved[1], -sign, pairs), Tensor(),
+        Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -181,8 +193,9 @@ RotaryTable rotary_table(
   return {at::cat(cosines), at::cat(sines)};
 }
 
-Tensor rotate(const Tensor& x, const RotaryTable& table) {
-  return Rotate::apply(x, table.cosine, table.sine, int64_t{1});
+Tensor rotate(const Tensor& x, const RotaryTable& table, RotaryPairs pairs) {
+  return Rotate::apply(
+      x, table.cosine, table.sine, int64_t{1}, static_cast<int64_t>(pairs));
 }
 
 }  // namespace echelon

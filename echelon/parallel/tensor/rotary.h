@@ -2,8 +2,9 @@
 // the position, so that their dot products depend only on distances.
 //
 // Follows Hugging Face's llama (rotate_half): features i and i + size / 2 of a
-// head are a pair, rotated by position * theta^(-2 i / size). Source: Su et
-// al., "RoFormer", 2021, arXiv:2104.09864.
+// head are a pair, rotated by position * theta^(-2 i / size). DeepSeek's pairs
+// are features 2 i and 2 i + 1. Source: Su et al., "RoFormer", 2021,
+// arXiv:2104.09864.
 #pragma once
 
 #include <torch/types.h>
@@ -58,9 +59,13 @@ RotaryTable rotary_table(
 /// float32.
 ///
 ///   x        [batch, positions, heads, head_size], any strides
+///   pairs    features i and i + size / 2, or neighbours: 2 i and 2 i + 1
 ///   returns  a new tensor, contiguous
 ///
 /// Differentiable (the gradient is rotated back), any number of times.
-torch::Tensor rotate(const torch::Tensor& x, const RotaryTable& table);
+enum class RotaryPairs { halves, neighbours };
+torch::Tensor rotate(
+    const torch::Tensor& x, const RotaryTable& table,
+    RotaryPairs pairs = RotaryPairs::halves);
 
 }  // namespace echelon

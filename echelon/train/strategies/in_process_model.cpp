@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/models/mixture.h"
 #include "echelon/models/weights.h"
 #include "echelon/parallel/placement/placed_network.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
@@ -56,7 +57,8 @@ class InProcessModel : public ParallelModel {
                 place.groups)),
         experts_(
             *network_, place.groups,
-            data_parallel_options(job.train, job.model.sync_batch_norm)) {}
+            data_parallel_options(job.train, job.model.sync_batch_norm)),
+        balance_({network_}, place.groups.data()) {}
 
   Score forward_backward(const Batch& raw, bool count_units) override {
     const Batch batch = placed(raw);
@@ -80,6 +82,7 @@ class InProcessModel : public ParallelModel {
     const Score score = loop.run(batch, scale);
     experts_.finish_reduction();
     shared_.finish();
+    balance_.step();
     return counted_here() ? score : Score{};
   }
 
@@ -150,6 +153,7 @@ class InProcessModel : public ParallelModel {
   SharedGradients shared_;
   DistributedDataParallel<std::shared_ptr<Net>> parallel_;
   ExpertParallel experts_;
+  models::BiasBalance balance_;
 };
 
 PlacementOptions placement_options(const Job& job, const ModelPlace& place) {

@@ -339,6 +339,7 @@ Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
     replica.experts_local.reset();
   }
   layers_.finish_shared();
+  layers_.balance_experts();
   return counted_here() ? score : Score{};
 }
 

@@ -130,6 +130,10 @@ void RankLayers::build(
     });
   }
   weights_.reset();
+  balance_.emplace(
+      std::vector<std::shared_ptr<torch::nn::Module>>(
+          networks_.begin(), networks_.end()),
+      data_);
 }
 
 void RankLayers::prepare(
@@ -186,6 +190,10 @@ void RankLayers::sync_buffers() {
 void RankLayers::finish_shared() {
   if (units_) return;
   for (auto& shared : shared_) shared.finish();
+}
+
+void RankLayers::balance_experts() {
+  balance_->step();
 }
 
 std::vector<LocalParameter> RankLayers::parameters() const {

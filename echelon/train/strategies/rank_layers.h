@@ -18,6 +18,7 @@
 
 #include "echelon/layers/network.h"
 #include "echelon/memory/layer_memory.h"
+#include "echelon/models/mixture.h"
 #include "echelon/models/weights.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/parallel/data/sync_batch_norm.h"
@@ -77,6 +78,9 @@ class RankLayers {
   /// tensor-parallel ranks (shared_gradients.h). With units() that happens
   /// before each unit is reduced.
   void finish_shared();
+  /// Call it at the end of a step, after the last backward: moves the biases of
+  /// routers (models/mixture.h).
+  void balance_experts();
 
   std::vector<LocalParameter> parameters() const;
   std::vector<LocalParameter> buffers() const;
@@ -109,6 +113,7 @@ class RankLayers {
   /// By slice and layer: the units that its forward unshards.
   std::vector<std::vector<std::vector<size_t>>> layer_units_;
   std::vector<SharedGradients> shared_;
+  std::optional<models::BiasBalance> balance_;
   std::vector<ConvertedBatchNorms> converted_;
   std::map<std::string, ParameterShard> shards_;
 };

@@ -49,6 +49,7 @@ class ShardedModel : public ParallelModel {
             [&](bool last) { units.begin_backward({.last = last}); }};
     const Score score = loop.run(batch, scale);
     units.finish();
+    layers_.balance_experts();
     return counted_here() ? score : Score{};
   }
 

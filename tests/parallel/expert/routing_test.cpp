@@ -88,6 +88,56 @@ TEST(Routing, LossesAreOfEachSample) {
   EXPECT_NEAR(balanced.losses.item<double>(), 0.5, 1e-6);
 }
 
+// DeepSeek-V3's: by hand, with numbers of one digit.
+TEST(Routing, TheBiasTakesPartInTheChoiceAlone) {
+  // Sigmoids 0.2, 0.4, 0.6, 0.8.
+  const auto shares = torch::tensor({{0.2, 0.4, 0.6, 0.8}}, torch::kFloat64);
+  const auto scores = (shares / (1 - shares)).log();
+  const auto bias = torch::tensor({0.7, 0.0, 0.0, -0.5}, torch::kFloat64);
+  RoutingOptions options{
+      .experts = 4, .per_token = 2, .sigmoid = true, .scale = 3};
+  const auto plain = route(scores, options, 1, false);
+  EXPECT_THAT(numbers_of(plain.experts), ElementsAre(3, 2));
+  const auto moved = route(scores, options, 1, false, bias);
+  EXPECT_THAT(numbers_of(moved.experts), ElementsAre(0, 2));
+  const auto close = [](const Tensor& actual, const std::vector<double>& sums) {
+    parity::detail::expect_close(
+        "weights", torch::tensor(sums, torch::kFloat64).view({1, 2}), actual, 1,
+        1e-14);
+  };
+  close(plain.weights, {3 * 0.8 / 1.4, 3 * 0.6 / 1.4});
+  close(moved.weights, {3 * 0.2 / 0.8, 3 * 0.6 / 0.8});
+  options.normalize = false;
+  close(route(scores, options, 1, false, bias).weights, {3 * 0.2, 3 * 0.6});
+  // The balance loss has sigmoids as shares of their sum.
+  options.aux_loss = 1;
+  EXPECT_NEAR(
+      route(scores, options, 1, true).losses.item<double>(),
+      4 / 2.0 * (0.8 + 0.6) / 2.0, 1e-12);
+}
+
+TEST(Routing, GroupsAreChosenByTheirTwoHighest) {
+  const RoutingOptions options{
+      .experts = 6,
+      .per_token = 3,
+      .sigmoid = true,
+      .groups = 3,
+      .groups_per_token = 2};
+  // The highest expert is in the group with the lowest sum.
+  const auto scores = torch::tensor(
+      {{2.0, 2.0, 9.0, -9.0, 1.0, 1.5}, {0.0, 0.0, 0.0, 0.0, 0.0, 0.0}},
+      torch::kFloat64);
+  EXPECT_THAT(
+      numbers_of(route(scores, options, 1, false).experts),
+      ElementsAre(0, 1, 5, 0, 1, 2));
+  const auto bias =
+      torch::tensor({0.0, 0.0, 0.0, 5.0, 0.0, 0.0}, torch::kFloat64);
+  EXPECT_THAT(
+      numbers_of(
+          route(scores.narrow(0, 0, 1), options, 1, false, bias).experts),
+      ElementsAre(3, 2, 0));
+}
+
 TEST(Assignment, SpreadsAndCollectsAsTheFormula) {
   const auto scores = parity::random({kTokens, kExperts}, 3);
   const auto routing =

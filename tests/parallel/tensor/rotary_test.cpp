@@ -34,6 +34,21 @@ TEST(Rotary, ATableIsAViewOfALongerOne) {
   EXPECT_TRUE(some.sine.equal(all.sine.narrow(0, 3, 4)));
 }
 
+// Neighbours are turned as halves are, in another order.
+TEST(Rotary, PairsOfNeighbours) {
+  const auto table = rotary_table({.theta = 52}, 6, 1, 3, kDouble);
+  const auto x = parity::random({2, 3, 2, 6}, 5).requires_grad_();
+  const auto w = parity::random({2, 3, 2, 6}, 6);
+  const auto halves = torch::tensor({0, 2, 4, 1, 3, 5});
+  const auto y = rotate(x, table, RotaryPairs::neighbours);
+  (y * w).sum().backward();
+  const auto other = x.detach().index_select(-1, halves).requires_grad_();
+  const auto z = rotate(other, table);
+  (z * w.index_select(-1, halves)).sum().backward();
+  EXPECT_TRUE(y.index_select(-1, halves).equal(z));
+  EXPECT_TRUE(x.grad().index_select(-1, halves).equal(other.grad()));
+}
+
 TEST(Rotary, GradientsOfAllOrders) {
   const auto table = rotary_table({}, 4, 2, 3, kDouble);
   const auto x = parity::random({2, 3, 2, 4}, 3).requires_grad_();

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "echelon/architecture/language_model.h"
 #include "echelon/job/check_job.h"
 #include "echelon/predict/configured.h"
 
@@ -224,6 +225,42 @@ TEST(CountedShape, TiedParametersCountOnce) {
   for (const auto& layer : counted_shape(job, source).layers)
     sum += layer.parameters;
   EXPECT_EQ(sum, static_cast<double>(source.num_parameters()));
+}
+
+// A published model is planned by the formulas of its shape, and a run by what
+// its layers compute: the same parameters and the same products.
+TEST(CountedShape, DeepseekIsTheModelOfTheFormulas) {
+  const auto path =
+      std::filesystem::path(testing::TempDir()) / "deepseek_test.txt";
+  std::ofstream(path) << std::string(4096, 'x');
+  for (const int64_t query_rank : {0, 20}) {
+    SCOPED_TRACE(query_rank);
+    // Values as wide as keys: a CPU's kernel takes no others.
+    const Job job = job_of(
+        "name = \"deepseek-v3\"\nlayers = 3\nhidden_size = 32\nheads = 4\n"
+        "intermediate_size = 48\nmax_positions = 16\ndense_layers = 1\n"
+        "experts = 8\nexperts_per_token = 2\nexpert_size = 24\n"
+        "shared_experts = 2\nkey_value_rank = 12\nnope_size = 6\n"
+        "rope_size = 4\nvalue_size = 10\nquery_rank = " +
+            std::to_string(query_rank),
+        "name = \"text\"\nsources = [\"" + path.string() +
+            "\"]\ntokenizer = \"bytes\"\nsequence = 16\nholdout = 0.0\n");
+    const TrainingData data = open_data(job.data, job.train.seed);
+    const ModelSource source = model_source(job, data.train->spec());
+    const cost::ModelShape counted = counted_shape(job, source);
+    cost::ModelShape formula;
+    formula.name = "deepseek-v3";
+    formula.seq_len = 16;
+    formula.transformer =
+        transformer_shape(language_model_shape(job.model, source.classes));
+    EXPECT_EQ(counted.num_parameters(), formula.num_parameters());
+    double forward = 0;
+    for (const auto& layer : counted.layers) forward += layer.forward_flops;
+    // The formulas leave out the weighted sum of two experts' results of 32
+    // features, in two layers.
+    forward -= 2.0 * 16 * 2 * 2 * 32;
+    EXPECT_DOUBLE_EQ(3 * forward, formula.model_flops(16, true));
+  }
 }
 
 // The kernels of one pass, and its collectives.
