@@ -30,7 +30,7 @@ struct JobBoard::Shared {
   std::array<std::array<char, kFailureBytes>, 2> failure;
   std::atomic<bool> ended;
   std::atomic<int> exit_code;
-  std::array<std::atomic<uint64_t>, kNumTimedParts> time_ns;
+  std::atomic<uint64_t> checkpoint_ns;
   std::atomic<double> peak_seconds;
 };
 
@@ -105,7 +105,7 @@ void JobBoard::begin(const Generation& generation) {
   board.generation = generation.number;
   board.coordinates = generation.coordinates;
   board.peak_seconds = 0;
-  seen_ = {};
+  seen_checkpoint_ns_ = 0;
   began_ = true;
 }
 
@@ -128,9 +128,9 @@ void JobBoard::set_progress(const std::vector<RankProgress>& ranks) {
     slots()[i].collectives = rank.collectives;
     slots()[i].phase = rank.phase;
   }
-  for (size_t i = 0; !ranks.empty() && i < kNumTimedParts; ++i) {
-    const uint64_t now = ranks[0].time_ns[i];
-    shared().time_ns[i] += now - std::exchange(seen_[i], now);
+  if (!ranks.empty()) {
+    const uint64_t now = ranks[0].checkpoint_ns;
+    shared().checkpoint_ns += now - std::exchange(seen_checkpoint_ns_, now);
   }
   // The ranks that stopped have made progress too, before.
   if (!progress || !began_ || !std::exchange(recovers_, false)) return;
@@ -188,9 +188,7 @@ JobFacts JobBoard::read() const {
     facts.failure = board.failure[failures % 2].data();
   }
   if (board.ended) facts.exit_code = board.exit_code;
-  for (size_t i = 0; i < facts.parts.size(); ++i) {
-    facts.parts[i] = static_cast<double>(board.time_ns[i]) / 1e9;
-  }
+  facts.checkpoint_seconds = static_cast<double>(board.checkpoint_ns) / 1e9;
   facts.peak_seconds = board.peak_seconds;
   const int first = board.first_rank;
   for (int i = 0; i < kept_ranks(board.num_ranks); ++i) {
@@ -199,7 +197,7 @@ JobFacts JobBoard::read() const {
         {first + i,
          slot.pid,
          slot.up,
-         {slot.count, slot.collectives, slot.phase, {}}});
+         {slot.count, slot.collectives, slot.phase, 0}});
   }
   return facts;
 }

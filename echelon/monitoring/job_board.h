@@ -64,9 +64,9 @@ struct JobFacts {
   Durations recoveries;
   std::string failure;           // the last one, in a line; empty: none
   std::optional<int> exit_code;  // of the launcher, which ends with it
-  /// What its first rank has told of its time, in seconds since the launcher
-  /// started.
-  std::array<double, kNumTimedParts> parts{};
+  /// How long its first rank stood still for checkpoints since the launcher
+  /// started, in seconds.
+  double checkpoint_seconds = 0;
   /// How long a step takes at the devices' peak; 0: not known.
   double peak_seconds = 0;
 };
@@ -134,7 +134,7 @@ class JobBoard {
   // The launcher's alone.
   bool recovers_ = false;
   bool began_ = false;  // the generation after stop_training()
-  std::array<uint64_t, kNumTimedParts> seen_{};  // of the first rank's process
+  uint64_t seen_checkpoint_ns_ = 0;  // of the first rank's process
   Clock::time_point stopped_{};
 };
 

@@ -63,6 +63,11 @@ first_recorded_step(const Job& job, const Resume& resume, int64_t total_steps) {
   return total_steps - first > job.train.timeline_steps + 3 ? first + 3 : first;
 }
 
+std::unique_ptr<timeline::DeviceTimer> device_timer_of(torch::Device device) {
+  if (device.is_cpu()) return nullptr;
+  return std::make_unique<profiling::EventTimer>(device.type());
+}
+
 timeline::MakeDeviceClock device_clock_of(torch::Device device) {
   if (device.is_cpu()) return nullptr;
   return [device] {
@@ -104,6 +109,8 @@ class Loop {
     double learning_rate = 0;
     double started = 0;  // seconds()
     double data_seconds = 0;
+    double communication_seconds = 0;  // on CPUs
+    timeline::Recorder::Parts parts;
     int64_t saver_phase = 0;  // when the saver's news were given
     HostCopy numbers;         // sum_over_ranks()'s, update_on_device()'s
   };
@@ -266,6 +273,9 @@ Loop::Loop(
   }
   begin_division();
   if (!is_rank_zero()) return;
+  recorder_->time_parts(device_timer_of(world_.device()), [this] {
+    return world_.history().waited_ns();
+  });
   write_own_configuration(job_, folder_, layers != nullptr);
   run_layers_ =
       count_run_layers(job_, source_, world_, layers != nullptr, folder_);
@@ -388,8 +398,7 @@ void Loop::train_on() {
       const double stood_still = saver_ ? saver_->stopped_seconds() : 0;
       if (!back_) save();
       if (saver_) {
-        progress_.add(
-            TimedPart::checkpoint, saver_->stopped_seconds() - stood_still);
+        progress_.add_checkpoint(saver_->stopped_seconds() - stood_still);
       }
     }
   }
@@ -455,12 +464,9 @@ bool Loop::one_step() {
       step_ == 0;
   if (saver_) saver_->before_update();
   const bool by_layer = logged && job_.train.layer_norms;
-  const double summed = seconds();
-  const double waited_before = waited_seconds();
   const auto update = state_.update_on_device(
       step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr,
       must_skip(sums, world_.size()));
-  const double updated = seconds() - (waited_seconds() - waited_before);
   ++step_;
   position_ = position;
   queued_.emplace(Queued{
@@ -471,14 +477,11 @@ bool Loop::one_step() {
       .learning_rate = state_.optimizer().learning_rate(),
       .started = started,
       .data_seconds = loaded - started,
+      .communication_seconds = waited_seconds() - waited,
+      .parts = recorder_->take_parts(),
       .saver_phase = saver_phase,
       .numbers = HostCopy({sums, update})});
-  // On a device, the host does not wait for what it queues.
-  if (world_.device().is_cpu()) {
-    settle();
-    progress_.add(TimedPart::update, updated - summed);
-    progress_.add(TimedPart::communication, waited_seconds() - waited);
-  }
+  if (world_.device().is_cpu()) settle();
   return true;
 }
 
@@ -557,6 +560,15 @@ void Loop::record(
   metrics.loss = sums.bad_rank < 0 ? sums.loss_sum / sums.count : NAN;
   metrics.step_seconds = settled_ - began;
   metrics.data_seconds = queued.data_seconds;
+  if (const auto parts = recorder_->seconds_of(queued.parts)) {
+    metrics.forward_seconds = parts->forward;
+    metrics.backward_seconds = parts->backward;
+    metrics.update_seconds = parts->update;
+  }
+  // On a device, the host does not wait for what it queues.
+  if (world_.device().is_cpu() && world_.size() > 1) {
+    metrics.communication_seconds = queued.communication_seconds;
+  }
   metrics.samples_per_second = sums.samples / metrics.step_seconds;
   if (counts_tokens_) {
     metrics.tokens_per_second = sums.count / metrics.step_seconds;

@@ -34,6 +34,10 @@ StepMetrics step_metrics(int64_t step) {
       .samples_per_second = 5120.25,
       .step_seconds = 0.0125,
       .data_seconds = 1e-7,
+      .forward_seconds = 0.004,
+      .backward_seconds = 0.007,
+      .update_seconds = 0.001,
+      .communication_seconds = 0.0005,
       .learning_rate = 1e-3,
       .grad_norm = 2.5,
       .slowest_rank = 1};

@@ -132,6 +132,29 @@ TEST_F(Trainer, PipelinesFollowTheSpeedOfRanks) {
   EXPECT_THAT(file.rebalances[0].after, ElementsAre(16, 32));
 }
 
+// The parts of a step are within it, and none is in two.
+TEST_F(Trainer, StepsSayWhatTheyWereSpentOn) {
+  for (const char* layout : {"dp=1", "dp=2", "fsdp=2", "pp=2", "tp=2"}) {
+    SCOPED_TRACE(layout);
+    Job job = digits(1, 12);
+    job.layout = parse_layout(layout);
+    job.train.timeline_steps = 2;
+    for (const auto& step : steps(job, layout)) {
+      ASSERT_TRUE(
+          step.forward_seconds && step.backward_seconds && step.update_seconds);
+      EXPECT_GT(*step.forward_seconds, 0);
+      EXPECT_GT(*step.backward_seconds, 0);
+      EXPECT_GT(*step.update_seconds, 0);
+      EXPECT_EQ(
+          step.communication_seconds.has_value(), job.layout.num_ranks() > 1);
+      EXPECT_LE(
+          step.data_seconds + *step.forward_seconds + *step.backward_seconds +
+              *step.update_seconds + step.communication_seconds.value_or(0),
+          step.step_seconds + 1e-6);
+    }
+  }
+}
+
 TEST_F(Trainer, ARunGoesOnWithItsDivision) {
   Job job = digits(2, 12);
   job.train.rebalance_every = 4;
