@@ -14,6 +14,27 @@ namespace echelon::monitoring {
 namespace {
 
 constexpr size_t kFailureBytes = 400;
+constexpr size_t kVisibleBytes = 4096;  // 64 GPUs or MIG slices by UUID
+
+// A text that one process writes and another reads: number `count` is in the
+// place count % 2, so that a reader never sees one that is being written.
+template <size_t kBytes>
+struct SharedText {
+  std::atomic<uint64_t> count;  // 0: nothing was written
+  std::array<std::array<char, kBytes>, 2> places;
+
+  void write(const std::string& text) {
+    const uint64_t number = count + 1;
+    auto& place = places[number % 2];
+    place.fill('\0');
+    std::copy_n(text.data(), std::min(text.size(), kBytes - 1), &place[0]);
+    count = number;
+  }
+  std::string read() const {
+    const uint64_t number = count;
+    return number > 0 ? places[number % 2].data() : "";
+  }
+};
 
 }  // namespace
 
@@ -24,10 +45,9 @@ struct JobBoard::Shared {
   std::array<std::atomic<uint64_t>, kNumRestartReasons> restarts;
   std::array<std::atomic<uint64_t>, kRecoveryBounds.size() + 1> recoveries;
   std::atomic<uint64_t> recovery_ns;
-  // The text number `failures` is in the place failures % 2, so that a reader
-  // never sees one that is being written.
-  std::atomic<uint64_t> failures;
-  std::array<std::array<char, kFailureBytes>, 2> failure;
+  SharedText<kFailureBytes> failure;
+  std::atomic<bool> sees_gpus;  // `visible` counts
+  SharedText<kVisibleBytes> visible;
   std::atomic<bool> ended;
   std::atomic<int> exit_code;
   std::atomic<uint64_t> checkpoint_ns;
@@ -105,6 +125,8 @@ void JobBoard::begin(const Generation& generation) {
   board.generation = generation.number;
   board.coordinates = generation.coordinates;
   board.peak_seconds = 0;
+  board.visible.write(generation.visible_gpus.value_or(""));
+  board.sees_gpus = generation.visible_gpus.has_value();
   seen_checkpoint_ns_ = 0;
   began_ = true;
 }
@@ -156,11 +178,7 @@ void JobBoard::stop_training() {
 }
 
 void JobBoard::note_failure(const std::string& line) {
-  const uint64_t number = shared().failures + 1;
-  auto& place = shared().failure[number % 2];
-  place.fill('\0');
-  std::copy_n(line.data(), std::min(line.size(), kFailureBytes - 1), &place[0]);
-  shared().failures = number;
+  shared().failure.write(line);
 }
 
 void JobBoard::end(int exit_code) {
@@ -184,9 +202,8 @@ JobFacts JobBoard::read() const {
     facts.recoveries.numbers[i] = board.recoveries[i];
   }
   facts.recoveries.sum = static_cast<double>(board.recovery_ns) / 1e9;
-  if (const uint64_t failures = board.failures; failures > 0) {
-    facts.failure = board.failure[failures % 2].data();
-  }
+  facts.failure = board.failure.read();
+  if (board.sees_gpus) facts.visible_gpus = board.visible.read();
   if (board.ended) facts.exit_code = board.exit_code;
   facts.checkpoint_seconds = static_cast<double>(board.checkpoint_ns) / 1e9;
   facts.peak_seconds = board.peak_seconds;

@@ -69,6 +69,8 @@ struct JobFacts {
   double checkpoint_seconds = 0;
   /// How long a step takes at the devices' peak; 0: not known.
   double peak_seconds = 0;
+  /// CUDA_VISIBLE_DEVICES of this host's ranks; none: the launcher's own.
+  std::optional<std::string> visible_gpus;
 };
 
 class JobBoard {
@@ -91,6 +93,8 @@ class JobBoard {
     int world_size = 0;
     int num_hosts = 1;
     bool coordinates = true;
+    /// JobFacts::visible_gpus, of which the first 4 KiB are kept.
+    std::optional<std::string> visible_gpus;
   };
   /// No rank is up until it has started.
   void begin(const Generation& generation);
@@ -133,7 +137,7 @@ class JobBoard {
   Shared* shared_ = nullptr;
   // The launcher's alone.
   bool recovers_ = false;
-  bool began_ = false;  // the generation after stop_training()
+  bool began_ = false;               // the generation after stop_training()
   uint64_t seen_checkpoint_ns_ = 0;  // of the first rank's process
   Clock::time_point stopped_{};
 };

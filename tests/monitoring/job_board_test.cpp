@@ -119,6 +119,19 @@ TEST(JobBoard, RecoveryEndsWithProgressOfTheNextRanks) {
   EXPECT_GT(board.read().recoveries.sum, 0);
 }
 
+TEST(JobBoard, RanksMayGetOtherGpus) {
+  JobBoard board(4);
+  board.begin({.num_ranks = 1, .world_size = 1});
+  EXPECT_EQ(board.read().visible_gpus, std::nullopt);
+  const std::string all = "GPU-a,GPU-b";
+  board.begin({.num_ranks = 2, .world_size = 2, .visible_gpus = all});
+  EXPECT_EQ(board.read().visible_gpus, all);
+  board.begin({.num_ranks = 2, .world_size = 2, .visible_gpus = ""});
+  EXPECT_EQ(board.read().visible_gpus, "");
+  board.begin({.num_ranks = 1, .world_size = 1});
+  EXPECT_EQ(board.read().visible_gpus, std::nullopt);
+}
+
 TEST(JobBoard, KnowsTheLastFailureAndTheEnd) {
   JobBoard board(1);
   EXPECT_EQ(board.read().failure, "");
