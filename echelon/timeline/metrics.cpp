@@ -109,6 +109,10 @@ std::string to_line(const Rebalance& m) {
   inner["before"] = m.before;
   inner["seconds"] = m.seconds;
   inner["after"] = m.after;
+  if (m.of == Divided::layers) {
+    inner["of"] = "layers";
+    inner["expected_seconds"] = m.expected_seconds;
+  }
   OrderedJson json;
   json["step"] = m.step;
   json["rebalance"] = std::move(inner);
@@ -172,13 +176,17 @@ Rebalance rebalance_from(const OrderedJson& json) {
       .step = json.at("step").get<int64_t>(),
       .before = inner.at("before").get<std::vector<int64_t>>(),
       .seconds = inner.at("seconds").get<std::vector<double>>(),
-      .after = inner.at("after").get<std::vector<int64_t>>()};
+      .after = inner.at("after").get<std::vector<int64_t>>(),
+      .of = inner.value("of", "samples") == "layers" ? Divided::layers
+                                                     : Divided::samples,
+      .expected_seconds = inner.value("expected_seconds", 0.0)};
 }
 
 // Readers rely on a positive number for each rank.
 bool is_whole(const Rebalance& one) {
   return !one.after.empty() && one.before.size() == one.after.size() &&
-         one.seconds.size() == one.after.size() &&
+         (one.of == Divided::layers ? !one.seconds.empty()
+                                    : one.seconds.size() == one.after.size()) &&
          std::ranges::min(one.before) > 0 && std::ranges::min(one.after) > 0;
 }
 

@@ -3,6 +3,7 @@
 //   {"step":10,"epoch":0.64,"loss":1.93,"samples_per_second":5120.0,…}
 //   {"step":22,"evaluation":{"epoch":1.0,"samples":360,"accuracy":0.91,…}}
 //   {"step":22,"rebalance":{"before":[32,32],"seconds":[…],"after":[48,16]}}
+//   {"step":22,"rebalance":{"before":[4,4],…,"of":"layers",…}}
 //
 // For a language model, losses and accuracies are those of tokens, and there
 // are tokens_per_second, tokens and perplexity as well.

@@ -70,6 +70,26 @@ TEST_F(Metrics, DivisionsOfTheBatch) {
     writer.append(StepMetrics{.step = 3});
     writer.append(change(3));
   }
+  const Rebalance cut{
+      .step = 3,
+      .before = {4, 4, 4, 4},
+      .seconds = {0.1, 0.3},
+      .after = {5, 3, 5, 3},
+      .of = Divided::layers,
+      .expected_seconds = 0.2};
+  append_metrics(path_, cut);
+  EXPECT_EQ(read_metrics(path_).rebalances.at(2), cut);
+  EXPECT_THAT(
+      to_text(cut),
+      HasSubstr("after step 3: pipeline ranks work 100 ms, 300 ms with stages "
+                "of 4, 4, 4, 4 layers; from now on they have 5, 3, 5, 3, with "
+                "which the slowest should work 200 ms instead of 300 ms"));
+  EXPECT_EQ(truncate_metrics(path_, 2), "");
+  {
+    MetricsWriter writer(path_, [] { return int64_t{0}; });
+    writer.append(StepMetrics{.step = 3});
+    writer.append(change(3));
+  }
   // Those that nobody can read are left out.
   std::ofstream(path_, std::ios::app)
       << R"({"step":4,"rebalance":{"before":[1],"seconds":[],"after":[2]}})"
