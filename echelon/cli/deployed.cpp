@@ -32,6 +32,7 @@ constexpr double kBytesOfProgram = 0.5 * kGibibyte;
 constexpr double kBytesOfGpuProgram = 4 * kGibibyte;
 // To a file system that hosts share, from each of them.
 constexpr double kSaveBytesPerSecond = 200e6;
+constexpr double kUploadBytesPerSecond = 100e6;  // as 1 Gbit/s has, nearly
 constexpr double kSecondsToEnd = 30;
 constexpr int64_t kMostHostsOfJob = 1 << 16;
 
@@ -174,8 +175,26 @@ void plan_grace(
     because =
         format("{} for a checkpoint (--save-seconds)", format_seconds(save));
   }
-  workload.grace_seconds =
-      static_cast<int64_t>(10 * std::ceil((step + save + kSecondsToEnd) / 10));
+  double upload = 0;
+  if (!job.checkpoint.remote.empty()) {
+    upload =
+        bytes / kUploadBytesPerSecond / static_cast<double>(workload.hosts);
+    std::string from = "at 100 MB/s from each";
+    if (!arguments.upload_seconds.empty()) {
+      upload = static_cast<double>(
+          parse_count("--upload-seconds", arguments.upload_seconds, 1, 86400));
+      from = "(--upload-seconds)";
+    }
+    because += format(
+        ", {} to upload it to {} {}", format_seconds(upload),
+        job.checkpoint.remote, from);
+  } else if (!arguments.upload_seconds.empty()) {
+    throw ConfigError(
+        "--upload-seconds: checkpoints are not uploaded; set checkpoint.remote "
+        "to an address such as s3://BUCKET/PREFIX, or leave it out");
+  }
+  workload.grace_seconds = static_cast<int64_t>(
+      10 * std::ceil((step + save + upload + kSecondsToEnd) / 10));
   workload.grace_parts = format(
       "{}{}, and 30 s for the ranks to end.",
       step > 0 ? format("{} for a step, ", format_seconds(step)) : "", because);
@@ -371,6 +390,10 @@ void add_deploy_arguments(Command& command, DeployArguments& arguments) {
       "--save-seconds", arguments.save_seconds, "SECONDS",
       "how long a checkpoint takes (default: its size at 200 MB/s from each "
       "host)");
+  command.option(
+      "--upload-seconds", arguments.upload_seconds, "SECONDS",
+      "with checkpoint.remote, how long its upload takes (default: its size at "
+      "100 MB/s from each host)");
   command.option(
       "--max-restarts", arguments.max_restarts, "N",
       "restarts after failures, by the launcher and by the engine (default: "

@@ -19,6 +19,7 @@ struct DeployArguments {
   std::string hosts;  // of ssh, separated by commas
   std::string cluster;
   std::string save_seconds;
+  std::string upload_seconds;
   std::string max_restarts;
   std::string metrics_port;
   std::string pool;

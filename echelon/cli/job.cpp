@@ -104,6 +104,22 @@ bool is_here(const SlurmPlace& place) {
       format("srun, which asks the job on its node: {}", std::strerror(errno)));
 }
 
+// How the last job that wrote to `run` is asked, if it still runs; empty: not
+// known.
+std::string where_to_ask(const std::string& run, const std::string& writer) {
+  if (writer.empty()) return "";
+  std::istringstream words(writer);
+  std::string host;
+  for (std::string word, before; words >> word; before = word) {
+    if (before == "host") host = word;
+  }
+  if (host.empty()) host = "HOST";
+  return format(
+      "the last one was {}, and is asked on its host: `ssh {} echelon job "
+      "status {}`, or in a pod `kubectl exec {} -- echelon job status {}`; ",
+      writer, host, run, host, run);
+}
+
 // What the launcher of the job that writes to `run` answers. Does not return
 // where the job is one of Slurm on another host.
 std::string ask(const std::string& run, const std::string& request) {
@@ -117,10 +133,7 @@ std::string ask(const std::string& run, const std::string& request) {
   throw ConfigError(format(
       "{}: no job of yours on this host writes there now; {}`echelon train` "
       "starts one",
-      run,
-      writer.empty()
-          ? ""
-          : format("the last one was {}, and is asked on its host; ", writer)));
+      run, where_to_ask(run, writer)));
 }
 
 int request(const std::string& run, const std::string& text) {
@@ -202,7 +215,11 @@ void add_job(Command& root) {
       "echelon job checkpoint runs/first   save after this step\n"
       "echelon job drain runs/first        this host leaves, and the others go "
       "on\n"
-      "echelon job stop runs/first         save, and end with code 75");
+      "echelon job stop runs/first         save, and end with code 75\n"
+      "ssh n0 echelon job status runs/first   of --hosts and mpirun: on a host "
+      "of the job\n"
+      "kubectl exec first-0 -- echelon job status runs/first   of Kubernetes: "
+      "in its pod");
   command.require_subcommand();
   const auto add = [&](const char* name, const char* help, const char* example,
                        int (*act)(const JobRequest&)) {

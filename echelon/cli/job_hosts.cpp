@@ -218,8 +218,8 @@ JobHosts find_hosts(HostArguments& arguments) {
 int ranks_of_each(const JobHosts& hosts) {
   if (!hosts.uneven.empty()) {
     throw ConfigError(format(
-        "{} has {} tasks on its nodes, and this command starts as many ranks "
-        "on each: give -n, or ask Slurm for --ntasks-per-node",
+        "{} has {}, and this command starts as many ranks on each: give -n, or "
+        "ask Slurm for --ntasks-per-node or --gpus-per-node",
         hosts.engine, hosts.uneven));
   }
   return std::max(1, hosts.num_ranks);

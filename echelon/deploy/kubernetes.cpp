@@ -393,12 +393,6 @@ std::string manifest_text(
                   "from what is in {}.",
                   workload.remote));
   }
-  if (!workload.remote.empty()) {
-    text += comment(format(
-        "The time to end must also suffice to upload the checkpoint to {}: see "
-        "--save-seconds.",
-        workload.remote));
-  }
   for (const auto& secret : needed_secrets(engine, workload, settings)) {
     text += comment("The job needs a secret, which is made once by:");
     text += "#   " + secret.command + "\n";

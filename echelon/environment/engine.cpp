@@ -153,11 +153,27 @@ int slurm_gpus(const GetVariable& get) {
   return gpus ? count_of("SLURM_GPUS_ON_NODE", *gpus, 0) : 0;
 }
 
+// Slurm says how many GPUs the job has, where it was asked for that: "6", or
+// "h100:6"; and how many this node has. Empty: all nodes have as many.
+std::string uneven_gpus(const GetVariable& get, int num_nodes) {
+  const std::string asked = get("SLURM_GPUS").value_or("");
+  const int here = slurm_gpus(get);
+  const std::string number = asked.substr(asked.rfind(':') + 1);
+  if (number.empty() || here == 0) return "";
+  const int all = count_of("SLURM_GPUS", number, 0);
+  if (all == here * num_nodes) return "";
+  return format("{} GPUs on {} nodes, {} of them here", all, num_nodes, here);
+}
+
 Engine from_slurm_step(const GetVariable& get) {
   Engine engine{.kind = Engine::Kind::slurm_step};
   engine.job = "Slurm job " + get("SLURM_JOB_ID").value_or("?");
   take_ranks_as_hosts(get, engine);
   engine.num_ranks = slurm_gpus(get);
+  // The number of GPUs is the job's, and a step may have fewer nodes.
+  if (get("SLURM_JOB_NUM_NODES") == get("SLURM_STEP_NUM_NODES")) {
+    engine.uneven = uneven_gpus(get, engine.num_nodes);
+  }
   return engine;
 }
 
@@ -172,9 +188,11 @@ Engine from_slurm_batch(const GetVariable& get) {
   const std::string tasks = get("SLURM_TASKS_PER_NODE").value_or("");
   const std::string each = tasks.substr(0, tasks.find('('));
   if (tasks.find(',') != std::string::npos) {
-    engine.uneven = tasks;
+    engine.uneven = tasks + " tasks on its nodes";
   } else if (!each.empty() && each != "1") {
     engine.num_ranks = count_of("SLURM_TASKS_PER_NODE", each, 1);
+  } else {
+    engine.uneven = uneven_gpus(get, engine.num_nodes);
   }
   return engine;
 }

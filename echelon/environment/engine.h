@@ -41,7 +41,8 @@ struct Engine {
                             // engine does not say
   int master_port = 0;      // 0: the launcher's default
   int num_ranks = 0;        // of each host; 0: it does not say
-  std::string uneven;       // where hosts would have other numbers: "3,1"
+  std::string uneven;       // where hosts would have other numbers: "3,1 tasks
+                            // on its nodes"
   /// Why launchers that it has started so cannot be a job; empty: they can.
   std::string problem;
 };

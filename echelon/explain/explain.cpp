@@ -293,14 +293,20 @@ explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
   for (const auto& rollback : record.rollbacks) {
     made.notes.push_back("training " + timeline::to_text(rollback));
   }
-  if (!record.rebalances.empty()) {
+  for (const auto& [of, what] :
+       {std::pair(timeline::Divided::samples, "the batch was divided anew"),
+        std::pair(timeline::Divided::layers, "stages were cut anew")}) {
+    const auto count =
+        std::ranges::count(record.rebalances, of, &timeline::Rebalance::of);
+    if (count == 0) continue;
+    const auto last = std::ranges::find(
+        record.rebalances.rbegin(), record.rebalances.rend(), of,
+        &timeline::Rebalance::of);
     made.notes.push_back(
-        (record.rebalances.size() > 1
-             ? format(
-                   "the batch was divided anew {} times; the last time ",
-                   record.rebalances.size())
-             : "the batch was divided anew ") +
-        timeline::to_text(record.rebalances.back()));
+        what +
+        (count > 1 ? format(" {} times; the last time ", count)
+                   : std::string(" ")) +
+        timeline::to_text(*last));
   }
   made.simulated = record.simulated;
   if (layout) {

@@ -129,7 +129,7 @@ uneven_stages(const Evidence& evidence, const StageCosts& costs, double share) {
     found.reason.fix =
         "Move layers away from that stage with model.cut, or take fewer "
         "stages: these layers cannot be partitioned evenly. If a rank became "
-        "slower since the start, a restart measures all anew.";
+        "slower since the start, train.rebalance_every cuts the stages anew.";
   }
   return found;
 }

@@ -39,7 +39,9 @@ std::map<int, double> samples_of_ranks(const RunRecord& run, int64_t steps) {
   if (!run.job) return {};
   std::vector<int64_t> batches = run.job->train.rank_batch;
   for (const auto& change : run.rebalances) {
-    if (change.step <= steps) batches = change.after;
+    if (change.of == timeline::Divided::samples && change.step <= steps) {
+      batches = change.after;
+    }
   }
   if (batches.empty()) return {};
   const Mesh mesh(run.job->layout);

@@ -432,7 +432,10 @@ class Checker {
   // Only statistics of batch norms depend on which rank has a sample.
   void check_rebalance() {
     const auto& train = job_.train;
-    if (train.rebalance_every == 0 || job_.layout.data_ranks() == 1) return;
+    if (train.rebalance_every == 0 ||
+        (job_.layout.data_ranks() == 1 && job_.layout.pp == 1)) {
+      return;
+    }
     if (job_.comm.device == DeviceKind::cuda) {
       fail(
           "train.rebalance_every",
@@ -440,6 +443,7 @@ class Checker {
           "set "
           "rank_batch, as `echelon explain` says after a run, or leave it out");
     }
+    if (job_.layout.data_ranks() == 1) return;
     if (!job_.model.name.starts_with("resnet")) return;
     if (!job_.model.sync_batch_norm) {
       fail(

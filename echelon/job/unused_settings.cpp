@@ -120,7 +120,8 @@ class UnusedSettings {
         {"model.balance"});
     unless(partitioned, whole, {"model.device_bytes"});
     unless(
-        job_.layout.data_ranks() > 1, "with one data-parallel rank",
+        job_.layout.data_ranks() > 1 || pipeline,
+        "with one data-parallel rank and without a pipeline",
         {"train.rebalance_every"});
     const int64_t sharers = job_.layout.dp_shard * job_.layout.cp;
     const bool sharded = shards_parameters(job_) && sharers > 1;

@@ -156,6 +156,14 @@ HealthBefore HealthBefore::now() {
       int64_t{time.tv_sec} * 1'000'000 + time.tv_nsec / 1000};
 }
 
+std::optional<std::string> visible_gpus(const Variables& environment) {
+  std::optional<std::string> visible;
+  for (const auto& [name, value] : environment) {
+    if (name == "CUDA_VISIBLE_DEVICES") visible = value;
+  }
+  return visible;
+}
+
 std::vector<HealthFinding> look_at_host(
     const HostNeeds& needs, const HealthBefore& before,
     std::chrono::milliseconds most) {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,10 @@ struct HealthBefore {
 
   static HealthBefore now();
 };
+
+/// The CUDA_VISIBLE_DEVICES that ranks get by `environment`; none: the
+/// launcher's own.
+std::optional<std::string> visible_gpus(const Variables& environment);
 
 /// Looks for at most `most`, in a process of its own: a driver or a file system
 /// that does not answer does not stop the launcher, and what was found before

@@ -28,6 +28,7 @@
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/launch/checks.h"
+#include "echelon/launch/health.h"
 #include "echelon/launch/restarts.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
@@ -180,7 +181,8 @@ void Job::start_ranks() {
        .num_ranks = options_.num_ranks,
        .world_size = start_.world_size,
        .num_hosts = start_.num_nodes,
-       .coordinates = hosts_.coordinates()});
+       .coordinates = hosts_.coordinates(),
+       .visible_gpus = visible_gpus(options_.environment)});
   // The first rank may load its program for long.
   hosts_.say_busy(kLoading);
   ranks_.reserve(options_.num_ranks);

@@ -60,8 +60,8 @@ std::vector<HealthFinding>
 look_at_host(const LaunchOptions& options, const HealthBefore& before) {
   HostNeeds needs = options.host;
   if (needs.folder.empty()) needs.folder = options.log_dir;
-  for (const auto& [name, value] : options.environment) {
-    if (name == "CUDA_VISIBLE_DEVICES") needs.visible_gpus = value;
+  if (const auto own = visible_gpus(options.environment)) {
+    needs.visible_gpus = own;
   }
   return look_at_host(needs, before);
 }

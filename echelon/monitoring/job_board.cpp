@@ -14,6 +14,27 @@ namespace echelon::monitoring {
 namespace {
 
 constexpr size_t kFailureBytes = 400;
+constexpr size_t kVisibleBytes = 4096;  // 64 GPUs or MIG slices by UUID
+
+// A text that one process writes and another reads: number `count` is in the
+// place count % 2, so that a reader never sees one that is being written.
+template <size_t kBytes>
+struct SharedText {
+  std::atomic<uint64_t> count;  // 0: nothing was written
+  std::array<std::array<char, kBytes>, 2> places;
+
+  void write(const std::string& text) {
+    const uint64_t number = count + 1;
+    auto& place = places[number % 2];
+    place.fill('\0');
+    std::copy_n(text.data(), std::min(text.size(), kBytes - 1), &place[0]);
+    count = number;
+  }
+  std::string read() const {
+    const uint64_t number = count;
+    return number > 0 ? places[number % 2].data() : "";
+  }
+};
 
 }  // namespace
 
@@ -24,13 +45,12 @@ struct JobBoard::Shared {
   std::array<std::atomic<uint64_t>, kNumRestartReasons> restarts;
   std::array<std::atomic<uint64_t>, kRecoveryBounds.size() + 1> recoveries;
   std::atomic<uint64_t> recovery_ns;
-  // The text number `failures` is in the place failures % 2, so that a reader
-  // never sees one that is being written.
-  std::atomic<uint64_t> failures;
-  std::array<std::array<char, kFailureBytes>, 2> failure;
+  SharedText<kFailureBytes> failure;
+  std::atomic<bool> sees_gpus;  // `visible` counts
+  SharedText<kVisibleBytes> visible;
   std::atomic<bool> ended;
   std::atomic<int> exit_code;
-  std::array<std::atomic<uint64_t>, kNumTimedParts> time_ns;
+  std::atomic<uint64_t> checkpoint_ns;
   std::atomic<double> peak_seconds;
 };
 
@@ -105,7 +125,9 @@ void JobBoard::begin(const Generation& generation) {
   board.generation = generation.number;
   board.coordinates = generation.coordinates;
   board.peak_seconds = 0;
-  seen_ = {};
+  board.visible.write(generation.visible_gpus.value_or(""));
+  board.sees_gpus = generation.visible_gpus.has_value();
+  seen_checkpoint_ns_ = 0;
   began_ = true;
 }
 
@@ -128,9 +150,9 @@ void JobBoard::set_progress(const std::vector<RankProgress>& ranks) {
     slots()[i].collectives = rank.collectives;
     slots()[i].phase = rank.phase;
   }
-  for (size_t i = 0; !ranks.empty() && i < kNumTimedParts; ++i) {
-    const uint64_t now = ranks[0].time_ns[i];
-    shared().time_ns[i] += now - std::exchange(seen_[i], now);
+  if (!ranks.empty()) {
+    const uint64_t now = ranks[0].checkpoint_ns;
+    shared().checkpoint_ns += now - std::exchange(seen_checkpoint_ns_, now);
   }
   // The ranks that stopped have made progress too, before.
   if (!progress || !began_ || !std::exchange(recovers_, false)) return;
@@ -156,11 +178,7 @@ void JobBoard::stop_training() {
 }
 
 void JobBoard::note_failure(const std::string& line) {
-  const uint64_t number = shared().failures + 1;
-  auto& place = shared().failure[number % 2];
-  place.fill('\0');
-  std::copy_n(line.data(), std::min(line.size(), kFailureBytes - 1), &place[0]);
-  shared().failures = number;
+  shared().failure.write(line);
 }
 
 void JobBoard::end(int exit_code) {
@@ -184,13 +202,10 @@ JobFacts JobBoard::read() const {
     facts.recoveries.numbers[i] = board.recoveries[i];
   }
   facts.recoveries.sum = static_cast<double>(board.recovery_ns) / 1e9;
-  if (const uint64_t failures = board.failures; failures > 0) {
-    facts.failure = board.failure[failures % 2].data();
-  }
+  facts.failure = board.failure.read();
+  if (board.sees_gpus) facts.visible_gpus = board.visible.read();
   if (board.ended) facts.exit_code = board.exit_code;
-  for (size_t i = 0; i < facts.parts.size(); ++i) {
-    facts.parts[i] = static_cast<double>(board.time_ns[i]) / 1e9;
-  }
+  facts.checkpoint_seconds = static_cast<double>(board.checkpoint_ns) / 1e9;
   facts.peak_seconds = board.peak_seconds;
   const int first = board.first_rank;
   for (int i = 0; i < kept_ranks(board.num_ranks); ++i) {
@@ -199,7 +214,7 @@ JobFacts JobBoard::read() const {
         {first + i,
          slot.pid,
          slot.up,
-         {slot.count, slot.collectives, slot.phase, {}}});
+         {slot.count, slot.collectives, slot.phase, 0}});
   }
   return facts;
 }

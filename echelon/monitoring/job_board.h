@@ -64,11 +64,13 @@ struct JobFacts {
   Durations recoveries;
   std::string failure;           // the last one, in a line; empty: none
   std::optional<int> exit_code;  // of the launcher, which ends with it
-  /// What its first rank has told of its time, in seconds since the launcher
-  /// started.
-  std::array<double, kNumTimedParts> parts{};
+  /// How long its first rank stood still for checkpoints since the launcher
+  /// started, in seconds.
+  double checkpoint_seconds = 0;
   /// How long a step takes at the devices' peak; 0: not known.
   double peak_seconds = 0;
+  /// CUDA_VISIBLE_DEVICES of this host's ranks; none: the launcher's own.
+  std::optional<std::string> visible_gpus;
 };
 
 class JobBoard {
@@ -91,6 +93,8 @@ class JobBoard {
     int world_size = 0;
     int num_hosts = 1;
     bool coordinates = true;
+    /// JobFacts::visible_gpus, of which the first 4 KiB are kept.
+    std::optional<std::string> visible_gpus;
   };
   /// No rank is up until it has started.
   void begin(const Generation& generation);
@@ -133,8 +137,8 @@ class JobBoard {
   Shared* shared_ = nullptr;
   // The launcher's alone.
   bool recovers_ = false;
-  bool began_ = false;  // the generation after stop_training()
-  std::array<uint64_t, kNumTimedParts> seen_{};  // of the first rank's process
+  bool began_ = false;               // the generation after stop_training()
+  uint64_t seen_checkpoint_ns_ = 0;  // of the first rank's process
   Clock::time_point stopped_{};
 };
 

@@ -57,9 +57,10 @@ constexpr auto kMetrics = std::to_array<Metric>({
      "gradients were not finite."},
     {"echelon_phase_seconds_total", "counter", "phase",
      "Time of rank 0 since the launcher started. Of steps, phase data: it "
-     "waited for the batch; communication: for other ranks; update: of the "
-     "parameters; compute: the rest, forward and backward. Between steps, "
-     "checkpoint: training stood still; restart: no rank made progress."},
+     "waited for the batch; forward and backward: passes; communication: it "
+     "waited for other ranks; update: of the parameters; other: the rest. "
+     "Between steps, checkpoint: training stood still; restart: no rank made "
+     "progress."},
     {"echelon_effective_time_ratio", "gauge", "",
      "Time of steps that were not lost over the time since the launcher "
      "started."},
@@ -132,17 +133,16 @@ void add_run(Page& page, const Observed& observed, const RunFigures& run) {
         "echelon_skipped_steps_total", static_cast<double>(*run.skipped_steps));
   }
   page.begin("echelon_phase_seconds_total");
-  page.value(run.data_seconds, {{"phase", "data"}});
-  double rest = run.step_seconds.sum - run.data_seconds;
-  const auto part = [&](TimedPart one, const char* name) {
-    const double seconds = job.parts[static_cast<size_t>(one)];
-    if (seconds > 0) page.value(seconds, {{"phase", name}});
-    return seconds;
+  double rest = run.step_seconds.sum;
+  const auto phase = [&](std::string_view name, double seconds) {
+    if (seconds > 0) page.value(seconds, {{"phase", std::string(name)}});
   };
-  rest -= part(TimedPart::communication, "communication");
-  rest -= part(TimedPart::update, "update");
-  page.value(std::max(0.0, rest), {{"phase", "compute"}});
-  part(TimedPart::checkpoint, "checkpoint");
+  for (size_t i = 0; i < kStepPhases.size(); ++i) {
+    phase(kStepPhases[i], run.phase_seconds[i]);
+    rest -= run.phase_seconds[i];
+  }
+  page.value(std::max(0.0, rest), {{"phase", "other"}});
+  phase("checkpoint", job.checkpoint_seconds);
   page.value(job.recoveries.sum, {{"phase", "restart"}});
   if (observed.up_seconds > 0) {
     page.one(

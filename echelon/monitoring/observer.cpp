@@ -55,7 +55,8 @@ const Observed& JobObserver::look() {
   }
   follow_run();
   if (tail_) observed_.figures = tail_->figures();
-  observed_.gpus = nvml_.use(visible_);
+  observed_.gpus = nvml_.use(
+      observed_.job.visible_gpus ? observed_.job.visible_gpus : visible_);
   return observed_;
 }
 

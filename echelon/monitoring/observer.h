@@ -33,7 +33,7 @@ class JobObserver {
   const std::chrono::steady_clock::time_point began_ =
       std::chrono::steady_clock::now();
   std::optional<RunTail> tail_;
-  std::optional<std::string> visible_;  // CUDA_VISIBLE_DEVICES
+  std::optional<std::string> visible_;  // the launcher's CUDA_VISIBLE_DEVICES
   const cluster::Nvml nvml_;
   Observed observed_;
 };

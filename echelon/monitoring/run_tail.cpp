@@ -136,7 +136,10 @@ void RunTail::take_line(std::string_view text) {
     skipped_to_ = -1;
     ++figures_.steps;
     figures_.step_seconds.add(line.seconds);
-    figures_.data_seconds += get(value, "data_seconds").value_or(0);
+    for (size_t i = 0; i < kStepPhases.size(); ++i) {
+      figures_.phase_seconds[i] +=
+          get(value, std::string(kStepPhases[i]) + "_seconds").value_or(0);
+    }
     figures_.kept_seconds += line.seconds;
   }
   lines_.push_back(line);

@@ -6,6 +6,7 @@
 // and those that are no longer there have been lost.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -17,6 +18,11 @@
 #include "echelon/monitoring/job_board.h"
 
 namespace echelon::monitoring {
+
+/// What rank 0 spends its steps on, as metrics.jsonl names it, with "_seconds"
+/// behind the name.
+inline constexpr std::array<std::string_view, 5> kStepPhases = {
+    "data", "forward", "backward", "communication", "update"};
 
 /// Sums are of the lines since the tail was made.
 struct RunFigures {
@@ -30,7 +36,8 @@ struct RunFigures {
   int64_t steps = 0;       // also those that were done again
   int64_t lost_steps = 0;  // so many had to be done again
   Durations step_seconds;
-  double data_seconds = 0;  // of those
+  /// Of those, by kStepPhases; 0: not measured.
+  std::array<double, kStepPhases.size()> phase_seconds{};
   double kept_seconds = 0;  // of steps that were not lost
 
   /// By the clock of the file system.

@@ -378,8 +378,9 @@ void bind(config::Section& section, TrainOptions& options) {
       {.at_least = 1});
   section.field(
       "rebalance_every", options.rebalance_every,
-      "full steps after which the ranks' speeds are compared, and the batch is "
-      "divided anew where the slowest then works 5 % less; 0: never",
+      "full steps after which the ranks' speeds are compared; the batch is "
+      "divided anew, or the stages of a pipeline are cut anew, where the "
+      "slowest then works 5 % less and a new cut pays; 0: never",
       {.at_least = 0});
   section.field(
       "accumulate", options.accumulate,

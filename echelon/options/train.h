@@ -31,7 +31,8 @@ struct TrainOptions {
   /// Samples per data-parallel rank instead of an equal share; sums to `batch`.
   std::vector<int64_t> rank_batch;
   /// Steps after which the batch may be divided anew among the data-parallel
-  /// ranks, by their measured speed; 0: never.
+  /// ranks, or the layers among pipeline stages, by the measured speed of
+  /// ranks; 0: never.
   int64_t rebalance_every = 0;
   int64_t accumulate = 1;        // backward passes per optimizer step
   uint64_t seed = 0;             // initial values, order of samples, dropout

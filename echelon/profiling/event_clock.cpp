@@ -53,4 +53,26 @@ int64_t EventClock::time_ns(int64_t number) {
   return origin.host_ns + std::llround(milliseconds * 1e6);
 }
 
+int64_t EventTimer::mark() {
+  const std::lock_guard lock(mutex_);
+  if (spare_.empty()) {
+    spare_.push_back(static_cast<int64_t>(events_.size()));
+    events_.emplace_back(guard_.type(), c10::EventFlag::BACKEND_DEFAULT);
+  }
+  const int64_t place = spare_.back();
+  spare_.pop_back();
+  events_[static_cast<size_t>(place)].record(
+      guard_.getStream(guard_.getDevice()));
+  return place;
+}
+
+int64_t EventTimer::take_ns(int64_t begin, int64_t end) {
+  const std::lock_guard lock(mutex_);
+  const c10::Event& first = events_.at(static_cast<size_t>(begin));
+  const c10::Event& last = events_.at(static_cast<size_t>(end));
+  last.synchronize();
+  spare_.insert(spare_.end(), {begin, end});
+  return std::llround(first.elapsedTime(last) * 1e6);
+}
+
 }  // namespace echelon::profiling

@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "echelon/timeline/recorder.h"
 
@@ -40,6 +41,24 @@ class EventClock : public timeline::DeviceClock {
   std::mutex mutex_;
   std::map<c10::DeviceIndex, Origin> origins_;
   std::deque<Mark> marks_;
+};
+
+/// A mark is an event with a time, which is used again once it has been read:
+/// two events a stretch, whatever the length of the run. A stretch is measured
+/// by itself, since a device's times are of 32 bits: far from an origin they
+/// would be coarse.
+class EventTimer : public timeline::DeviceTimer {
+ public:
+  explicit EventTimer(c10::DeviceType type) : guard_(type) {}
+
+  int64_t mark() override;
+  int64_t take_ns(int64_t begin, int64_t end) override;
+
+ private:
+  const c10::impl::VirtualGuardImpl guard_;
+  std::mutex mutex_;
+  std::deque<c10::Event> events_;
+  std::vector<int64_t> spare_;  // places in events_
 };
 
 }  // namespace echelon::profiling

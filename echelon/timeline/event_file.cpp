@@ -229,6 +229,10 @@ Scalars scalars_of(const StepMetrics& step, int ranks) {
         "time_metrics/data_loading(%)",
         100 * step.data_seconds / step.step_seconds);
   }
+  add_if(scalars, "time_metrics/forward(s)", step.forward_seconds);
+  add_if(scalars, "time_metrics/backward(s)", step.backward_seconds);
+  add_if(scalars, "time_metrics/communication(s)", step.communication_seconds);
+  add_if(scalars, "time_metrics/optimizer(s)", step.update_seconds);
   scalars.emplace_back("lr", step.learning_rate);
   add_if(scalars, "grad_norm", step.grad_norm);
   scalars.emplace_back("samples_per_second", step.samples_per_second);

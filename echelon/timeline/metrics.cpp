@@ -64,13 +64,20 @@ std::string to_line(const StepMetrics& m) {
   }
   put(json, "step_seconds", m.step_seconds);
   put(json, "data_seconds", m.data_seconds);
+  const auto put_if = [&](const char* key, const std::optional<double>& value) {
+    if (value) put(json, key, *value);
+  };
+  put_if("forward_seconds", m.forward_seconds);
+  put_if("backward_seconds", m.backward_seconds);
+  put_if("communication_seconds", m.communication_seconds);
+  put_if("update_seconds", m.update_seconds);
   put(json, "learning_rate", m.learning_rate);
-  if (m.grad_norm) put(json, "grad_norm", *m.grad_norm);
+  put_if("grad_norm", m.grad_norm);
   if (m.slowest_rank) json["slowest_rank"] = *m.slowest_rank;
-  if (m.flops_per_second) put(json, "flops_per_second", *m.flops_per_second);
-  if (m.mfu) put(json, "mfu", *m.mfu);
+  put_if("flops_per_second", m.flops_per_second);
+  put_if("mfu", m.mfu);
   if (m.peak_memory_bytes) json["peak_memory_bytes"] = *m.peak_memory_bytes;
-  if (m.loss_scale) put(json, "loss_scale", *m.loss_scale);
+  put_if("loss_scale", m.loss_scale);
   if (m.skipped_steps) json["skipped_steps"] = *m.skipped_steps;
   if (!m.layer_grad_norms.empty()) {
     OrderedJson norms;
@@ -102,6 +109,10 @@ std::string to_line(const Rebalance& m) {
   inner["before"] = m.before;
   inner["seconds"] = m.seconds;
   inner["after"] = m.after;
+  if (m.of == Divided::layers) {
+    inner["of"] = "layers";
+    inner["expected_seconds"] = m.expected_seconds;
+  }
   OrderedJson json;
   json["step"] = m.step;
   json["rebalance"] = std::move(inner);
@@ -118,6 +129,10 @@ StepMetrics step_from(const OrderedJson& json) {
   m.tokens_per_second = get(json, "tokens_per_second");
   m.step_seconds = get(json, "step_seconds").value_or(0);
   m.data_seconds = get(json, "data_seconds").value_or(0);
+  m.forward_seconds = get(json, "forward_seconds");
+  m.backward_seconds = get(json, "backward_seconds");
+  m.communication_seconds = get(json, "communication_seconds");
+  m.update_seconds = get(json, "update_seconds");
   m.learning_rate = get(json, "learning_rate").value_or(0);
   m.grad_norm = get(json, "grad_norm");
   if (json.contains("slowest_rank")) {
@@ -161,13 +176,17 @@ Rebalance rebalance_from(const OrderedJson& json) {
       .step = json.at("step").get<int64_t>(),
       .before = inner.at("before").get<std::vector<int64_t>>(),
       .seconds = inner.at("seconds").get<std::vector<double>>(),
-      .after = inner.at("after").get<std::vector<int64_t>>()};
+      .after = inner.at("after").get<std::vector<int64_t>>(),
+      .of = inner.value("of", "samples") == "layers" ? Divided::layers
+                                                     : Divided::samples,
+      .expected_seconds = inner.value("expected_seconds", 0.0)};
 }
 
 // Readers rely on a positive number for each rank.
 bool is_whole(const Rebalance& one) {
   return !one.after.empty() && one.before.size() == one.after.size() &&
-         one.seconds.size() == one.after.size() &&
+         (one.of == Divided::layers ? !one.seconds.empty()
+                                    : one.seconds.size() == one.after.size()) &&
          std::ranges::min(one.before) > 0 && std::ranges::min(one.after) > 0;
 }
 

@@ -3,6 +3,7 @@
 //   {"step":10,"epoch":0.64,"loss":1.93,"samples_per_second":5120.0,…}
 //   {"step":22,"evaluation":{"epoch":1.0,"samples":360,"accuracy":0.91,…}}
 //   {"step":22,"rebalance":{"before":[32,32],"seconds":[…],"after":[48,16]}}
+//   {"step":22,"rebalance":{"before":[4,4],…,"of":"layers",…}}
 //
 // For a language model, losses and accuracies are those of tokens, and there
 // are tokens_per_second, tokens and perplexity as well.
@@ -42,6 +43,12 @@ struct StepMetrics {
   std::optional<double> tokens_per_second;  // language models
   double step_seconds = 0;  // from the end of the step before to its end
   double data_seconds = 0;  // of those, waiting for the batch
+  /// Of those, in rank 0's forward and backward passes and its update. On CPUs
+  /// without its waits for other ranks; on a GPU what its stream took, waits
+  /// included.
+  std::optional<double> forward_seconds, backward_seconds, update_seconds;
+  /// Of those, rank 0's waits for other ranks. Not measured on a GPU.
+  std::optional<double> communication_seconds;
   double learning_rate = 0;
   std::optional<double> grad_norm;  // global 2-norm, before clipping
   std::optional<int32_t> slowest_rank;

@@ -17,7 +17,7 @@ std::string list_text(const std::vector<T>& all, const Text& text) {
   return join(shown, ", ", text) + (all.size() > kRanksInText ? ", …" : "");
 }
 
-std::string samples_list(const std::vector<int64_t>& samples) {
+std::string number_list(const std::vector<int64_t>& samples) {
   return list_text(samples, [](int64_t one) { return std::to_string(one); });
 }
 
@@ -28,6 +28,7 @@ double Rebalance::slowest_before() const {
 }
 
 double Rebalance::slowest_after() const {
+  if (of == Divided::layers) return expected_seconds;
   double most = 0;
   for (size_t rank = 0; rank < after.size(); ++rank) {
     most = std::max(
@@ -38,12 +39,15 @@ double Rebalance::slowest_after() const {
 }
 
 std::string to_text(const Rebalance& rebalance) {
+  const bool layers = rebalance.of == Divided::layers;
   return format(
-      "after step {}: ranks work {} for {} samples; from now on they take {}, "
+      "after step {}: {} work {} {} {} {}; from now on they {} {}, "
       "with which the slowest should work {} instead of {}",
-      rebalance.step, list_text(rebalance.seconds, format_seconds),
-      samples_list(rebalance.before), samples_list(rebalance.after),
-      format_seconds(rebalance.slowest_after()),
+      rebalance.step, layers ? "pipeline ranks" : "ranks",
+      list_text(rebalance.seconds, format_seconds),
+      layers ? "with stages of" : "for", number_list(rebalance.before),
+      layers ? "layers" : "samples", layers ? "have" : "take",
+      number_list(rebalance.after), format_seconds(rebalance.slowest_after()),
       format_seconds(rebalance.slowest_before()));
 }
 

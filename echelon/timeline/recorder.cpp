@@ -24,6 +24,7 @@ Recorder::Recorder(
 void Recorder::begin_step(int64_t step) {
   std::lock_guard lock(mutex_);
   step_ = step;
+  parts_.all.clear();
   if (records() && make_clock_ && !clock_) clock_ = make_clock_();
 }
 
@@ -87,20 +88,69 @@ std::vector<Span> Recorder::take() {
   return spans;
 }
 
+void Recorder::time_parts(
+    std::unique_ptr<DeviceTimer> timer, std::function<int64_t()> waited_ns) {
+  std::lock_guard lock(mutex_);
+  times_parts_ = true;
+  timer_ = std::move(timer);
+  waited_ns_ = std::move(waited_ns);
+}
+
+std::optional<int64_t> Recorder::part_moment(SpanKind kind) {
+  if (kind != SpanKind::forward && kind != SpanKind::backward &&
+      kind != SpanKind::optimizer) {
+    return std::nullopt;
+  }
+  std::lock_guard lock(mutex_);
+  if (!times_parts_) return std::nullopt;
+  return timer_ ? timer_->mark() : steady_now_ns() - waited_ns_();
+}
+
+void Recorder::add_part(Parts::One part) {
+  std::lock_guard lock(mutex_);
+  parts_.all.push_back(part);
+}
+
+Recorder::Parts Recorder::take_parts() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(parts_, {});
+}
+
+std::optional<PartSeconds> Recorder::seconds_of(const Parts& parts) {
+  std::lock_guard lock(mutex_);
+  if (parts.all.empty()) return std::nullopt;
+  PartSeconds sums;
+  for (const auto& [kind, begin, end] : parts.all) {
+    double& sum = kind == SpanKind::forward    ? sums.forward
+                  : kind == SpanKind::backward ? sums.backward
+                                               : sums.update;
+    const int64_t ns = timer_ ? timer_->take_ns(begin, end) : end - begin;
+    sum += static_cast<double>(ns) * 1e-9;
+  }
+  return sums;
+}
+
 ScopedSpan::ScopedSpan(
     Recorder* recorder, std::string track, std::string name, SpanKind kind)
-    : recorder_(recorder && recorder->active() ? recorder : nullptr) {
+    : recorder_(recorder) {
   if (recorder_ == nullptr) return;
+  records_ = recorder_->active();
+  part_ = recorder_->part_moment(kind);
+  span_.kind = kind;
+  if (!records_) return;
   span_.track = std::move(track);
   span_.name = std::move(name);
-  span_.kind = kind;
   begin_ = recorder_->now();
 }
 
 ScopedSpan::~ScopedSpan() {
   if (recorder_ == nullptr) return;
   try {
-    recorder_->add(std::move(span_), begin_, recorder_->now());
+    if (part_) {
+      recorder_->add_part(
+          {span_.kind, *part_, *recorder_->part_moment(span_.kind)});
+    }
+    if (records_) recorder_->add(std::move(span_), begin_, recorder_->now());
   } catch (const std::exception&) {
     // A device that has failed takes no marks. Its error is on its way.
   }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,24 @@ class DeviceClock {
 };
 
 using MakeDeviceClock = std::function<std::unique_ptr<DeviceClock>()>;
+
+/// Stretches of a device's current stream, without a wait for the device.
+class DeviceTimer {
+ public:
+  virtual ~DeviceTimer() = default;
+  /// Marks what the current stream has been given so far.
+  virtual int64_t mark() = 0;
+  /// From one mark to a later one, in nanoseconds. Waits for the second. Both
+  /// marks may stand for others afterwards.
+  virtual int64_t take_ns(int64_t begin, int64_t end) = 0;
+};
+
+/// How long the parts of a step took.
+struct PartSeconds {
+  double forward = 0;
+  double backward = 0;
+  double update = 0;
+};
 
 /// A moment of the host, or of a device, which is known later.
 struct Moment {
@@ -64,7 +83,32 @@ class Recorder {
   /// The step that follows the last recorded one, and those after it.
   bool ended() const;
 
+  // The parts of every step, whether or not its spans are recorded.
+
+  /// From now on times spans of the kinds forward, backward and optimizer.
+  ///
+  ///   timer      on a device with streams; null: the host computes
+  ///   waited_ns  how long the host has waited for other ranks so far, which is
+  ///              none of a part's time; not called with a timer
+  void time_parts(
+      std::unique_ptr<DeviceTimer> timer, std::function<int64_t()> waited_ns);
+  /// The parts of the step that begin_step() began, once it has been given to
+  /// the device.
+  struct Parts {
+    struct One {
+      SpanKind kind = SpanKind::other;
+      int64_t begin = 0, end = 0;  // marks, or nanoseconds
+    };
+    std::vector<One> all;
+  };
+  Parts take_parts();
+  /// Nothing where parts are not timed. Waits for the device.
+  std::optional<PartSeconds> seconds_of(const Parts& parts);
+
  private:
+  friend class ScopedSpan;
+  std::optional<int64_t> part_moment(SpanKind kind);
+  void add_part(Parts::One part);
   struct Recorded {
     Span span;
     Moment begin, end;
@@ -84,10 +128,14 @@ class Recorder {
   std::unique_ptr<DeviceClock> clock_;
   std::vector<int64_t> step_of_mark_;
   std::vector<Recorded> spans_;
+  bool times_parts_ = false;
+  std::unique_ptr<DeviceTimer> timer_;
+  std::function<int64_t()> waited_ns_;
+  Parts parts_;
 };
 
-/// Records from construction to destruction; a null recorder costs nothing. The
-/// span of a device that fails meanwhile is lost.
+/// Records, or times a part of a step, from construction to destruction; a null
+/// recorder costs nothing. The span of a device that fails meanwhile is lost.
 class ScopedSpan {
  public:
   ScopedSpan(
@@ -98,8 +146,10 @@ class ScopedSpan {
 
  private:
   Recorder* recorder_;
+  bool records_ = false;
   Span span_;
   Moment begin_;
+  std::optional<int64_t> part_;  // its begin
 };
 
 }  // namespace echelon::timeline

@@ -14,20 +14,18 @@
 namespace echelon {
 namespace {
 
-// A core that is limited to a share stands still in some steps and computes at
-// full speed in the others, so a median would not do.
-double mean_without_largest(const std::vector<double>& values) {
-  const double sum = std::accumulate(values.begin(), values.end(), 0.0);
-  const auto count = static_cast<double>(values.size());
-  if (values.size() < 3) return sum / count;
-  return (sum - std::ranges::max(values)) / (count - 1);
-}
-
 int64_t sum_of_samples(const std::vector<int64_t>& samples) {
   return std::accumulate(samples.begin(), samples.end(), int64_t{0});
 }
 
 }  // namespace
+
+double mean_without_largest(const std::vector<double>& seconds) {
+  const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  const auto count = static_cast<double>(seconds.size());
+  if (seconds.size() < 3) return sum / count;
+  return (sum - std::ranges::max(seconds)) / (count - 1);
+}
 
 BatchDivision::BatchDivision(
     const Mesh& mesh, std::vector<int64_t> samples, int64_t unit, int64_t every)
@@ -73,6 +71,11 @@ BatchDivision::after_step(int64_t step, const std::vector<double>& work) {
   samples_ = change.after;
   unusual_ = kUnusualSteps;
   return change;
+}
+
+void BatchDivision::measure_anew() {
+  unusual_ = kUnusualSteps;
+  for (auto& steps : work_) steps.clear();
 }
 
 bool BatchDivision::resume(const std::vector<int64_t>& samples) {

@@ -10,6 +10,11 @@
 
 namespace echelon {
 
+/// What a rank works in a step, from some of them: one pause does not count. A
+/// core that is limited to a share stands still in some steps and computes at
+/// full speed in the others, so a median would not do.
+double mean_without_largest(const std::vector<double>& seconds);
+
 /// The samples of a full batch that each data-parallel rank takes.
 ///
 /// Watches how long ranks work in steps with full batches. After some of them
@@ -44,6 +49,9 @@ class BatchDivision {
   /// Returns a change, which begins with the next step; samples() has it.
   std::optional<timeline::Rebalance>
   after_step(int64_t step, const std::vector<double>& work);
+
+  /// What was measured so far is of no use: stages are cut anew.
+  void measure_anew();
 
   /// Replaces the division, as when a run is resumed, unless it does not fit
   /// this batch, these ranks or this unit. Returns whether it was replaced.

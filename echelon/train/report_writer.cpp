@@ -303,8 +303,11 @@ std::vector<std::pair<std::string, std::string>> facts(
   const size_t divided = summary.rebalances.size();
   for (size_t i = divided - std::min(divided, kDivisionsShown); i < divided;
        ++i) {
+    const auto& one = summary.rebalances[i];
     list.emplace_back(
-        "Batch divided anew", timeline::to_text(summary.rebalances[i]));
+        one.of == timeline::Divided::layers ? "Stages cut anew"
+                                            : "Batch divided anew",
+        timeline::to_text(one));
   }
   if (summary.skipped > 0) {
     list.emplace_back("Samples skipped", format_count(summary.skipped));

@@ -127,7 +127,11 @@ void RunLog::add(const timeline::Rebalance& rebalance) {
   } catch (const Error& error) {
     warn(error);
   }
-  message("the batch is divided anew " + timeline::to_text(rebalance));
+  message(
+      (rebalance.of == timeline::Divided::layers
+           ? "stages are cut anew "
+           : "the batch is divided anew ") +
+      timeline::to_text(rebalance));
 }
 
 void RunLog::add(const timeline::Rollback& rollback) {

@@ -47,9 +47,11 @@
 #include "echelon/train/saving/restart_memory.h"
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
+#include "echelon/train/stage_cuts.h"
 #include "echelon/train/step_sums.h"
 #include "echelon/train/stop_signals.h"
 #include "echelon/train/strategies/host_copy.h"
+#include "echelon/train/strategies/model_partition.h"
 
 namespace echelon {
 namespace {
@@ -61,6 +63,11 @@ first_recorded_step(const Job& job, const Resume& resume, int64_t total_steps) {
   const int64_t first =
       resume.candidates.empty() ? 0 : resume.candidates.front().step;
   return total_steps - first > job.train.timeline_steps + 3 ? first + 3 : first;
+}
+
+std::unique_ptr<timeline::DeviceTimer> device_timer_of(torch::Device device) {
+  if (device.is_cpu()) return nullptr;
+  return std::make_unique<profiling::EventTimer>(device.type());
 }
 
 timeline::MakeDeviceClock device_clock_of(torch::Device device) {
@@ -104,6 +111,8 @@ class Loop {
     double learning_rate = 0;
     double started = 0;  // seconds()
     double data_seconds = 0;
+    double communication_seconds = 0;  // on CPUs
+    timeline::Recorder::Parts parts;
     int64_t saver_phase = 0;  // when the saver's news were given
     HostCopy numbers;         // sum_over_ranks()'s, update_on_device()'s
   };
@@ -115,6 +124,7 @@ class Loop {
     std::string error;            // where it cannot go back
   };
 
+  void build(const Job& job);
   void train_on();
   bool one_step();
   double waited_seconds() const {
@@ -126,7 +136,11 @@ class Loop {
   void go_back();
   void discard_later();
   void begin_division();
+  void begin_cuts();
+  void agree_on_change();
   void divide_anew(const Queued& queued, const StepSums& sums);
+  Resume save_for_change();
+  void cut_anew();
   void
   record(const Queued& queued, const StepSums& sums, const StepUpdate& update);
   bool restore();
@@ -177,12 +191,15 @@ class Loop {
   bool counts_tokens_;  // the objective's units; else they are samples
   std::shared_ptr<timeline::Recorder> recorder_;
   MemoryWatch memory_;
-  TrainingState state_;
+  std::optional<TrainingState> state_;
   std::optional<Saver> saver_;
   std::optional<MemorySaver> memory_saver_;
   std::optional<ReplicaCheck> replicas_;
   std::optional<BatchDivision> division_;  // where it may change
-  int64_t compared_ = -1;  // the last step after which replicas were equal
+  std::optional<StageCuts> cuts_;          // the same
+  std::optional<timeline::Rebalance> new_cut_;
+  double change_seconds_ = 0;  // what one costs: that of a cut
+  int64_t compared_ = -1;      // the last step after which replicas were equal
   RunLog log_;
   int64_t begin_ns_ = timeline::steady_now_ns();
   int64_t step_ = 0;   // done, or given to the device
@@ -232,20 +249,11 @@ Loop::Loop(
           world.rank(), first_recorded_step(job, resume_, total_steps_),
           job.train.timeline_steps, device_clock_of(world.device()))),
       memory_(job, source_, world, groups_),
-      state_(memory_.during(
-          "the model is built",
-          [&] {
-            return TrainingState(
-                job,
-                {source_, world_, groups_, recorder_.get(),
-                 [this](const std::string& line) {
-                   if (is_rank_zero()) std::printf("%s\n", line.c_str());
-                   std::fflush(stdout);
-                 }},
-                total_steps_);
-          })),
       log_(world, folder_, job.train.log_every),
       non_finite_(job.train.on_non_finite) {
+  const double began = seconds();
+  build(job);
+  change_seconds_ = 2 * (seconds() - began);  // with as much to load it
   if (is_rank_zero()) {
     print_slow_links(job.layout, groups_.mesh(), world_.local_size());
   }
@@ -260,12 +268,11 @@ Loop::Loop(
         job_, source_, world_, groups_, recorder_.get(), restart_memory_,
         environment_.generation, step_);
   }
-  if (job.train.check_replicas_every > 0) {
-    replicas_.emplace(world_, groups_, state_.model());
-    if (!replicas_->has_replicas()) replicas_.reset();
-  }
   begin_division();
   if (!is_rank_zero()) return;
+  recorder_->time_parts(device_timer_of(world_.device()), [this] {
+    return world_.history().waited_ns();
+  });
   write_own_configuration(job_, folder_, layers != nullptr);
   run_layers_ =
       count_run_layers(job_, source_, world_, layers != nullptr, folder_);
@@ -274,10 +281,30 @@ Loop::Loop(
   work_ = work_of_run(job_, source_, world_, run_layers_);
 }
 
+// `job`: the run's, perhaps with another cut into stages.
+void Loop::build(const Job& job) {
+  replicas_.reset();
+  state_.reset();
+  memory_.during("the model is built", [&] {
+    state_.emplace(
+        job,
+        ModelPlace{
+            source_, world_, groups_, recorder_.get(),
+            [this](const std::string& line) {
+              if (is_rank_zero()) std::printf("%s\n", line.c_str());
+              std::fflush(stdout);
+            }},
+        total_steps_);
+  });
+  if (job.train.check_replicas_every == 0) return;
+  replicas_.emplace(world_, groups_, state_->model());
+  if (!replicas_->has_replicas()) replicas_.reset();
+}
+
 // Returns whether the run's own training goes on.
 bool Loop::restore() {
   const Resumed resumed =
-      resume(resume_, job_, state_, source_, world_, groups_, samples_);
+      resume(resume_, job_, *state_, source_, world_, groups_, samples_);
   const CheckpointManifest& from = resumed.manifest;
   go_to(from);
   if (resumed.own && !resumed.in_memory && saver_) {
@@ -296,11 +323,14 @@ bool Loop::restore() {
   return resumed.own;
 }
 
-// A run that goes on begins with the division that it had.
+// A run that goes on begins with the division that it had. Its stages are those
+// of [model] balance, which may measure.
 void Loop::begin_division() {
   const auto& train = job_.train;
   const int64_t degree = job_.layout.data_ranks();
-  if (train.rebalance_every == 0 || degree == 1) return;
+  if (train.rebalance_every == 0 || (degree == 1 && job_.layout.pp == 1)) {
+    return;
+  }
   if (!world_.device().is_cpu()) {
     throw ConfigError(format(
         "[train] rebalance_every = {}: how long a rank works is measured on "
@@ -309,6 +339,8 @@ void Loop::begin_division() {
         "says after a run, or leave rebalance_every out",
         train.rebalance_every, world_.device().str()));
   }
+  begin_cuts();
+  if (degree == 1) return;
   auto samples = train.rank_batch;
   if (samples.empty()) {
     samples.assign(static_cast<size_t>(degree), train.batch / degree);
@@ -317,21 +349,132 @@ void Loop::begin_division() {
       groups_.mesh(), std::move(samples),
       job_.layout.pp > 1 ? microbatches_of(job_) : train.accumulate,
       train.rebalance_every);
-  const auto& before = log_.rebalances();
-  std::istringstream last(world_.exchange(
-      before.empty() ? std::string() : join(before.back().after, " "))[0]);
+  std::string divided;
+  for (const auto& one : log_.rebalances()) {
+    if (one.of == timeline::Divided::samples) divided = join(one.after, " ");
+  }
+  std::istringstream last(world_.exchange(divided)[0]);
   samples.clear();
   for (int64_t one = 0; last >> one;) samples.push_back(one);
   if (division_->resume(samples)) loader_.divide(samples);
 }
 
+// Stages that the user has chosen stay, and so do those that fill the memory
+// evenly.
+void Loop::begin_cuts() {
+  const auto* stages = state_->model().partition();
+  if (stages == nullptr || !job_.model.partition_at.empty() ||
+      job_.model.balance == StageBalance::memory) {
+    return;
+  }
+  if (!memory_saver_ && !saver_) {
+    if (is_rank_zero()) {
+      std::printf(
+          "stages stay as they are: to cut them anew, training needs copies in "
+          "memory (elastic.memory) or checkpoints to go on from\n");
+      std::fflush(stdout);
+    }
+    return;
+  }
+  cuts_.emplace(
+      groups_.mesh(), pipeline_schedule(job_),
+      StageWork{stages->boundaries, stages->work, stages->memory},
+      job_.train.rebalance_every);
+  agree_on_change();
+}
+
+// What a change of stages costs, as rank 0 has measured it.
+void Loop::agree_on_change() {
+  change_seconds_ =
+      std::stod(world_.exchange(format("{:.6e}", change_seconds_))[0]);
+}
+
 // All ranks have the same sums, and so do the same.
 void Loop::divide_anew(const Queued& queued, const StepSums& sums) {
-  if (!division_ || queued.batch.global_count != job_.train.batch) return;
-  const auto change = division_->after_step(queued.step, sums.work_seconds);
-  if (!change || queued.step >= total_steps_) return;
-  loader_.divide(change->after);
-  if (is_rank_zero()) log_.add(*change);
+  if (queued.batch.global_count != job_.train.batch) return;
+  const int64_t left = total_steps_ - queued.step;
+  if (division_) {
+    const auto change = division_->after_step(queued.step, sums.work_seconds);
+    if (change && left > 0) {
+      loader_.divide(change->after);
+      if (is_rank_zero()) log_.add(*change);
+      if (cuts_) cuts_->measure_anew();
+      return;
+    }
+  }
+  if (!cuts_ || left <= 0) return;
+  new_cut_ =
+      cuts_->after_step(queued.step, sums.work_seconds, left, change_seconds_);
+}
+
+// The state of this step, which all ranks have saved: in memory, or where that
+// did not succeed, on the disk.
+Resume Loop::save_for_change() {
+  Resume from;
+  if (memory_saver_) {
+    if (memory_step_ != step_) {
+      memory_saver_->after_step(*state_, position_in_run());
+    }
+    memory_saver_->wait();
+    memory_saver_.reset();
+    world_.exchange("");  // nobody writes any more
+    restart_memory_.collect();
+    from = find_before(folder_, memory(), step_ + 1);
+    if (from.in_memory > 0 && from.candidates.front().step == step_) {
+      from.candidates.resize(1);
+      from.in_memory = 1;
+      return from;
+    }
+  }
+  if (!saver_) return {};
+  try {
+    saver_->save_and_wait(*state_, position_in_run());
+  } catch (const CheckpointError&) {
+    return {};  // on every rank
+  }
+  from = find_before(folder_, nullptr, step_ + 1);
+  from.candidates.resize(1);
+  return from;
+}
+
+// Between two steps. The job goes on in the same processes: each saves its
+// state, builds its new stage and loads what that needs.
+void Loop::cut_anew() {
+  const timeline::Rebalance change = *std::exchange(new_cut_, std::nullopt);
+  const double began = seconds();
+  progress_.pause();
+  if (saver_) saver_->wait();
+  news_ = {};
+  const Resume from = save_for_change();
+  bool in_memory = false;
+  if (from.candidates.empty()) {
+    cuts_.reset();
+    if (is_rank_zero()) {
+      log_.message("warning: stages stay as they are: the state was not saved");
+    }
+  } else {
+    Job job = job_;
+    const auto& cut = cuts_->boundaries();
+    const auto& layers = state_->model().partition()->layers;
+    for (size_t i = 1; i + 1 < cut.size(); ++i) {
+      job.model.partition_at.push_back(layers[cut[i]]);
+    }
+    build(job);
+    in_memory = resume(from, job_, *state_, source_, world_, groups_, samples_)
+                    .in_memory;
+    cuts_->changed();
+    if (division_) division_->measure_anew();
+    if (is_rank_zero()) log_.add(change);
+  }
+  if (memory() != nullptr) {
+    memory_step_ = in_memory ? step_ : -1;
+    memory_saver_.emplace(
+        job_, source_, world_, groups_, recorder_.get(), restart_memory_,
+        environment_.generation, memory_step_);
+  }
+  change_seconds_ = seconds() - began;
+  agree_on_change();
+  settled_ = seconds();
 }
 
 void Loop::go_to(const CheckpointManifest& from) {
@@ -387,9 +530,9 @@ void Loop::train_on() {
       }
       const double stood_still = saver_ ? saver_->stopped_seconds() : 0;
       if (!back_) save();
+      if (new_cut_ && !back_ && !stop_ && !is_in_doubt()) cut_anew();
       if (saver_) {
-        progress_.add(
-            TimedPart::checkpoint, saver_->stopped_seconds() - stood_still);
+        progress_.add_checkpoint(saver_->stopped_seconds() - stood_still);
       }
     }
   }
@@ -414,9 +557,9 @@ bool Loop::one_step() {
   progress_.advance();
   const double loaded = seconds();
   const std::string place = "step " + std::to_string(step_ + 1);
-  state_.before_forward();
+  state_->before_forward();
   const Score score = memory_.during(place, [&] {
-    return state_.model().forward_backward(*batch, counts_units(*data_.train));
+    return state_->model().forward_backward(*batch, counts_units(*data_.train));
   });
   if (memory_saver_) memory_saver_->finish();
   progress_.advance();
@@ -444,7 +587,7 @@ bool Loop::one_step() {
   }
   settle();  // the step before, whose error keeps this one from its update
   if (back_) {
-    state_.update_on_device(
+    state_->update_on_device(
         step_, false, nullptr, nullptr,
         torch::ones({}, torch::dtype(torch::kFloat32).device(world_.device())));
     return true;
@@ -455,12 +598,9 @@ bool Loop::one_step() {
       step_ == 0;
   if (saver_) saver_->before_update();
   const bool by_layer = logged && job_.train.layer_norms;
-  const double summed = seconds();
-  const double waited_before = waited_seconds();
-  const auto update = state_.update_on_device(
+  const auto update = state_->update_on_device(
       step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr,
       must_skip(sums, world_.size()));
-  const double updated = seconds() - (waited_seconds() - waited_before);
   ++step_;
   position_ = position;
   queued_.emplace(Queued{
@@ -468,17 +608,14 @@ bool Loop::one_step() {
       .batch = std::move(*batch),
       .position = position,
       .logged = logged,
-      .learning_rate = state_.optimizer().learning_rate(),
+      .learning_rate = state_->optimizer().learning_rate(),
       .started = started,
       .data_seconds = loaded - started,
+      .communication_seconds = waited_seconds() - waited,
+      .parts = recorder_->take_parts(),
       .saver_phase = saver_phase,
       .numbers = HostCopy({sums, update})});
-  // On a device, the host does not wait for what it queues.
-  if (world_.device().is_cpu()) {
-    settle();
-    progress_.add(TimedPart::update, updated - summed);
-    progress_.add(TimedPart::communication, waited_seconds() - waited);
-  }
+  if (world_.device().is_cpu()) settle();
   return true;
 }
 
@@ -506,7 +643,7 @@ void Loop::settle() {
   };
   StepUpdate update;
   try {
-    update = state_.read_update(numbers[1]);
+    update = state_->read_update(numbers[1]);
   } catch (const NumericError& error) {
     throw place(error.what());
   }
@@ -557,6 +694,15 @@ void Loop::record(
   metrics.loss = sums.bad_rank < 0 ? sums.loss_sum / sums.count : NAN;
   metrics.step_seconds = settled_ - began;
   metrics.data_seconds = queued.data_seconds;
+  if (const auto parts = recorder_->seconds_of(queued.parts)) {
+    metrics.forward_seconds = parts->forward;
+    metrics.backward_seconds = parts->backward;
+    metrics.update_seconds = parts->update;
+  }
+  // On a device, the host does not wait for what it queues.
+  if (world_.device().is_cpu() && world_.size() > 1) {
+    metrics.communication_seconds = queued.communication_seconds;
+  }
   metrics.samples_per_second = sums.samples / metrics.step_seconds;
   if (counts_tokens_) {
     metrics.tokens_per_second = sums.count / metrics.step_seconds;
@@ -615,7 +761,7 @@ void Loop::evaluate() {
       const auto batch = loader.next();
       progress_.advance(RankPhase::evaluation);
       if (!batch) break;
-      sums += state_.model().evaluate(*batch).sums(world_.device());
+      sums += state_->model().evaluate(*batch).sums(world_.device());
     }
   }
   world_.group().all_reduce(sums, ReduceOp::sum, {.label = "evaluation"});
@@ -639,7 +785,7 @@ void Loop::evaluate() {
 // The ranks look for the first layer.
 std::string Loop::find_bad_loss(const Queued& queued, int64_t bad_rank) {
   std::string where = "the loss, though every layer's output is finite";
-  if (const auto found = state_.model().find_nonfinite(queued.batch)) {
+  if (const auto found = state_->model().find_nonfinite(queued.batch)) {
     where = found->layer == "input"
                 ? "the input batch"
                 : format("layer {} ({})", found->layer, found->what);
@@ -705,7 +851,7 @@ void Loop::go_back() {
   }
   std::optional<Resumed> resumed;
   try {
-    resumed = resume(from, job_, state_, source_, world_, groups_, samples_);
+    resumed = resume(from, job_, *state_, source_, world_, groups_, samples_);
   } catch (const CheckpointError& error) {
     throw NumericError(
         format("{}. Training could not go back: {}", back.error, error.what()));
@@ -819,7 +965,7 @@ void Loop::save_in_memory() {
   if (back_ || is_in_doubt()) return;
   memory_wanted_ = false;
   if (is_rank_zero()) log_.flush();
-  memory_saver_->after_step(state_, position_in_run());
+  memory_saver_->after_step(*state_, position_in_run());
   memory_step_ = step_;
 }
 
@@ -838,7 +984,7 @@ void Loop::save() {
   } else {
     // A run that is resumed from there has the metrics of the steps before.
     if (is_rank_zero() && saver_->due(step_, news)) log_.flush();
-    saver_->after_step(state_, position_in_run(), news);
+    saver_->after_step(*state_, position_in_run(), news);
   }
   say_saved(before);
 }
@@ -858,7 +1004,7 @@ void Loop::save_last() {
   if (stop_ || job_.checkpoint.at_end) compare_replicas();
   try {
     if (stop_ || job_.checkpoint.at_end) {
-      saver_->save_and_wait(state_, position_in_run());
+      saver_->save_and_wait(*state_, position_in_run());
       saved_step_ = step_;
     } else {
       saver_->wait();
@@ -893,7 +1039,7 @@ void Loop::write_outcome() {
       .seconds = seconds(),
       .steps = log_.steps(),
       .evaluations = log_.evaluations(),
-      .partition = state_.model().describe(),
+      .partition = state_->model().describe(),
       .memory = memory_.measured(),
       .skipped = skipped_,
       .skipped_steps = skipped_steps_,

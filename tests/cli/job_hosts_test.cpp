@@ -125,6 +125,16 @@ TEST(EngineHosts, SaysWhatAnEngineLeavesOut) {
       uneven.err(),
       HasSubstr("Slurm job 42 has 3,1 tasks on its nodes, and this command "
                 "starts as many ranks on each: give -n"));
+  Command gpus(
+      run("SLURM_JOB_ID=42 SLURM_JOB_NUM_NODES=2 SLURM_GPUS=6 "
+          "SLURM_GPUS_ON_NODE=4",
+          {}));
+  EXPECT_EQ(gpus.wait(), 2);
+  EXPECT_THAT(
+      gpus.err(),
+      HasSubstr("Slurm job 42 has 6 GPUs on 2 nodes, 4 of them here, and this "
+                "command starts as many ranks on each: give -n, or ask Slurm "
+                "for --ntasks-per-node or --gpus-per-node"));
   Command alone(run(batch, {"--nnodes", "1"}));
   EXPECT_EQ(alone.wait(), 0) << alone.err();
 }

@@ -393,6 +393,21 @@ TEST_F(SlurmGpus, ALauncherHasThoseOfAllTasksOfItsNode) {
   }
 }
 
+// Two of one node and one of the other.
+TEST_F(SlurmGpus, UnevenNumbersNeedOneOfTheUser) {
+  const std::string place =
+      "-- sh -c 'echo $RANK of $WORLD_SIZE on $SLURMD_NODENAME'\n";
+  const std::string job =
+      slurm_.submit(kRun + place + kRun + "-n 1 " + place, {"-N2", "--gpus=3"});
+  ASSERT_TRUE(slurm_.until_state(job, "COMPLETED")) << out();
+  EXPECT_THAT(
+      out(), HasAll(
+                 "has 3 GPUs on 2 nodes, ",
+                 " of them here, and this command starts as many ranks on "
+                 "each: give -n",
+                 "0 of 2 on n0\n", "1 of 2 on n1\n"));
+}
+
 // Without launchers: what Slurm shows a task of srun, and what it takes.
 TEST_F(SlurmGpus, EachTaskTakesItsOwn) {
   if (!fs::exists(program("echelon-train"))) {

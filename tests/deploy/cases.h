@@ -19,6 +19,10 @@ inline const std::vector<std::pair<std::string, std::string>>& golden_cases() {
       {"slurm_one_node.sh", "--to slurm -n 4 --gpus-per-node 0"},
       {"slurm_elastic.sh",
        "--to slurm -n 4 --nnodes 2:4 --set comm.device=cpu"},
+      {"slurm_remote.sh",
+       "--to slurm -n 2 --nnodes 2 --gpus-per-node 0 --volume /shared/first "
+       "--time 12:00:00 --set checkpoint.remote=s3://models/{name} "
+       "--upload-seconds 90"},
       {"jobset.yaml",
        "--to jobset -n 8 --nnodes 2 --layout fsdp=4,tp=4 --namespace vision "
        "--topology nvidia.com/gpu.clique --metrics-port 9400 " +

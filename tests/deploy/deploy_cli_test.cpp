@@ -114,6 +114,8 @@ TEST_F(DeployCommand, RefusesWhatTheEngineDoesNotHave) {
       {"--to slurm --time 1h", "write it as Slurm does"},
       {"--to slurm --time 1 --save-seconds 30",
        "told to save 60 s before the time is up: 30 s for a checkpoint"},
+      {"--to slurm --upload-seconds 30",
+       "--upload-seconds: checkpoints are not uploaded; set checkpoint.remote"},
       {"--to slurm --account 'a b'", "is one word"},
       {"--to jobset --name First " + kImage, "begins with a letter"},
       {"--to jobset --namespace a.b " + kImage, "--namespace a.b: a name in"},

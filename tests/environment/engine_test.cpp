@@ -98,6 +98,29 @@ TEST(Engine, SeveralTasksOnANodeAreNoJobOfLaunchers) {
   }
 }
 
+TEST(Engine, GpusMayBeUnevenOverTheNodes) {
+  const std::string batch = "SLURM_JOB_ID=42 SLURM_JOB_NUM_NODES=2 ";
+  const auto uneven = [](const std::string& variables) {
+    return find(variables)->uneven;
+  };
+  EXPECT_EQ(
+      uneven(batch + "SLURM_GPUS=h100:6 SLURM_GPUS_ON_NODE=4"),
+      "6 GPUs on 2 nodes, 4 of them here");
+  EXPECT_EQ(uneven(batch + "SLURM_GPUS=8 SLURM_GPUS_ON_NODE=4"), "");
+  EXPECT_EQ(uneven(batch + "SLURM_GPUS=8"), "");
+  const std::string step =
+      kStep +
+      "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_GPUS=6 "
+      "SLURM_STEP_TASKS_PER_NODE=1(x2) ";
+  for (const char* here : {"4", "2"}) {
+    EXPECT_EQ(
+        uneven(step + "SLURM_JOB_NUM_NODES=2 SLURM_GPUS_ON_NODE=" + here),
+        std::string("6 GPUs on 2 nodes, ") + here + " of them here");
+  }
+  EXPECT_EQ(uneven(step + "SLURM_JOB_NUM_NODES=4 SLURM_GPUS_ON_NODE=4"), "")
+      << "the job has more nodes than the step";
+}
+
 TEST(Engine, ABatchScriptKnowsTheNodesOfItsJob) {
   const std::string batch =
       "SLURM_JOB_ID=42 SLURM_JOB_NUM_NODES=2 SLURM_PROCID=0 SLURM_NODEID=0 ";
@@ -110,7 +133,9 @@ TEST(Engine, ABatchScriptKnowsTheNodesOfItsJob) {
   EXPECT_EQ(
       words_of(find(batch + "SLURM_TASKS_PER_NODE=3,1")),
       "slurm_batch Slurm job 42: 0 of 2 at :0, 0");
-  EXPECT_EQ(find(batch + "SLURM_TASKS_PER_NODE=3,1")->uneven, "3,1");
+  EXPECT_EQ(
+      find(batch + "SLURM_TASKS_PER_NODE=3,1")->uneven,
+      "3,1 tasks on its nodes");
   EXPECT_EQ(find(batch + "SLURM_TASKS_PER_NODE=4(x2)")->uneven, "");
   EXPECT_EQ(
       words_of(find("SLURM_JOB_ID=42 SLURM_JOB_NUM_NODES=1 "

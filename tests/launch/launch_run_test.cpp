@@ -11,6 +11,7 @@
 
 #include "echelon/launch/control.h"
 #include "tests/launch/launched.h"
+#include "tests/monitoring/http.h"
 
 namespace echelon::testing_support::launch_run_test {
 
@@ -258,6 +259,40 @@ TEST(Run, AResizeMayBringOtherDevices) {
       StartsWith("done: "));
   ASSERT_TRUE(job.until_output("0, 2 of 2", 4)) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("echelon: this host: GPU 1 is lost, "));
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75) << job.err();
+}
+
+TEST(Run, TheFiguresOfGpusAreThoseAfterAResize) {
+  TempFolder folder;
+  const std::string name = "echelon-resize-" + folder.path();
+  const int port = free_port();
+  auto words = launch(
+      {"-n", "1", "--control", name, "--metrics", std::to_string(port)},
+      {"sh", "-c",
+       "trap 'exit 75' TERM; echo of $WORLD_SIZE; while :; do sleep 0.02; "
+       "done"});
+  words.insert(
+      words.begin(), {"env", "LD_LIBRARY_PATH=" + test_program("fake_nvml"),
+                      "CUDA_VISIBLE_DEVICES=1"});
+  Command job(words);
+  ASSERT_TRUE(job.until_output("of 1")) << job.err();
+  const std::string power = "echelon_device_power_watts{";
+  EXPECT_EQ(count(ask_page(port), power), 1);
+  EXPECT_EQ(count(ask_page(port), "gpu=\"0\",UUID="), 0);
+  EXPECT_THAT(
+      echelon::launch::ask_job(name, "resize 2 CUDA_VISIBLE_DEVICES=0,1"),
+      StartsWith("done: "));
+  ASSERT_TRUE(job.until_output("of 2", 2)) << job.err();
+  std::string page;  // a page is kept for a moment
+  EXPECT_TRUE(Command::until([&] {
+    page = ask_page(port);
+    return count(page, power) == 2;
+  })) << page;
+  EXPECT_THAT(
+      page, testing::ContainsRegex(
+                "echelon_rank_device\\{run=\"[^\"]*\",rank=\"0\",Hostname="
+                "\"[^\"]*\",gpu=\"0\"\\} 1\n"));
   job.signal(SIGTERM);
   EXPECT_EQ(job.wait(), 75) << job.err();
 }

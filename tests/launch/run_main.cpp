@@ -3,7 +3,8 @@
 //     [--master-port P] [--token-file FILE] [--log DIR] [--grace-ms MS]
 //     [--join-ms MS] [--plain] [--rank-zero] [--listen] [--max-restarts N]
 //     [--last-step FILE] [--control NAME] [--joins yes] [--identity TEXT]
-//     [--most-ranks N] [--tls yes] [--name-may-come yes] -- program args…
+//     [--metrics ADDRESS] [--most-ranks N] [--tls yes] [--name-may-come yes] --
+//     program args…
 // --most-ranks: with more there is no layout. ECHELON_TEST_TLS is as --tls yes.
 // A job with a control socket may be resized, to 4 ranks at most.
 // With ECHELON_TEST_FORKS, ranks of launch_rank, and of sh through it, are
@@ -61,6 +62,7 @@ int main(int argc, char** argv) {
       if (word == "--token-file") options.token_file = value;
       if (word == "--log") options.log_dir = value;
       if (word == "--max-restarts") options.max_restarts = number();
+      if (word == "--metrics") options.metrics.address = value;
       if (word == "--control") {
         options.control = [value] { return value; };
         options.resize = [](int num_ranks) {

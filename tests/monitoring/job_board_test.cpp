@@ -77,23 +77,16 @@ TEST(JobBoard, MoreRanksThanItHasAreLeftOut) {
 // Each process counts from 0.
 TEST(JobBoard, TimesOfTheFirstRankAddUpOverRestarts) {
   JobBoard board(2);
-  const auto part = [&](TimedPart one) {
-    return board.read().parts[static_cast<size_t>(one)];
-  };
   board.begin({.num_ranks = 2, .world_size = 2});
   board.set_peak_seconds(0.5);
   EXPECT_EQ(board.read().peak_seconds, 0.5);
-  board.set_progress({{.time_ns = {1000000000, 0, 0}}, {.time_ns = {9, 9, 9}}});
-  board.set_progress(
-      {{.time_ns = {2000000000, 500000000, 0}}, {.time_ns = {9, 9, 9}}});
-  EXPECT_EQ(part(TimedPart::communication), 2);
-  EXPECT_EQ(part(TimedPart::update), 0.5);
+  board.set_progress({{.checkpoint_ns = 1000000000}, {.checkpoint_ns = 9}});
+  board.set_progress({{.checkpoint_ns = 2000000000}, {.checkpoint_ns = 9}});
+  EXPECT_EQ(board.read().checkpoint_seconds, 2);
   board.begin({.number = 1, .num_ranks = 2, .world_size = 2});
   EXPECT_EQ(board.read().peak_seconds, 0) << "another layout has another";
-  board.set_progress({{.time_ns = {250000000, 0, 125000000}}, {}});
-  EXPECT_EQ(part(TimedPart::communication), 2.25);
-  EXPECT_EQ(part(TimedPart::update), 0.5);
-  EXPECT_EQ(part(TimedPart::checkpoint), 0.125);
+  board.set_progress({{.checkpoint_ns = 250000000}, {}});
+  EXPECT_EQ(board.read().checkpoint_seconds, 2.25);
 }
 
 TEST(JobBoard, RestartsHaveReasons) {
@@ -124,6 +117,19 @@ TEST(JobBoard, RecoveryEndsWithProgressOfTheNextRanks) {
   board.set_progress({{.count = 2}});
   EXPECT_EQ(number_of(board.read().recoveries), 1U);
   EXPECT_GT(board.read().recoveries.sum, 0);
+}
+
+TEST(JobBoard, RanksMayGetOtherGpus) {
+  JobBoard board(4);
+  board.begin({.num_ranks = 1, .world_size = 1});
+  EXPECT_EQ(board.read().visible_gpus, std::nullopt);
+  const std::string all = "GPU-a,GPU-b";
+  board.begin({.num_ranks = 2, .world_size = 2, .visible_gpus = all});
+  EXPECT_EQ(board.read().visible_gpus, all);
+  board.begin({.num_ranks = 2, .world_size = 2, .visible_gpus = ""});
+  EXPECT_EQ(board.read().visible_gpus, "");
+  board.begin({.num_ranks = 1, .world_size = 1});
+  EXPECT_EQ(board.read().visible_gpus, std::nullopt);
 }
 
 TEST(JobBoard, KnowsTheLastFailureAndTheEnd) {

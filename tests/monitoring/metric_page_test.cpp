@@ -36,7 +36,7 @@ Observed everything() {
   seen.job.restarts[2] = 1;
   seen.job.recoveries = monitoring::Durations({0.5, 1});
   seen.job.recoveries.add(0.75);
-  seen.job.parts = {0.25, 0.125, 3};
+  seen.job.checkpoint_seconds = 3;
   seen.job.peak_seconds = 0.75;
   seen.memory = {2e9, std::nullopt};
   RunFigures run;
@@ -52,7 +52,7 @@ Observed everything() {
   run.lost_steps = 2;
   run.step_seconds = monitoring::Durations({1, 10});
   run.step_seconds.add(2);
-  run.data_seconds = 0.5;
+  run.phase_seconds = {0.5, 0.25, 0.75, 0.25, 0.125};
   run.kept_seconds = 80;
   run.checkpoint =
       std::chrono::system_clock::time_point(std::chrono::seconds(1058));
@@ -149,7 +149,9 @@ TEST(MetricPage, ValuesAreThoseThatWereSeen) {
         "echelon_checkpoint_age_seconds{run=\"first\"} 42\n",
         "echelon_effective_time_ratio{run=\"first\"} 0.8\n",
         "echelon_phase_seconds_total{run=\"first\",phase=\"data\"} 0.5\n",
-        "echelon_phase_seconds_total{run=\"first\",phase=\"compute\"} 1.125\n",
+        "echelon_phase_seconds_total{run=\"first\",phase=\"forward\"} 0.25\n",
+        "echelon_phase_seconds_total{run=\"first\",phase=\"backward\"} 0.75\n",
+        "echelon_phase_seconds_total{run=\"first\",phase=\"other\"} 0.125\n",
         "echelon_phase_seconds_total{run=\"first\",phase=\"communication\"} "
         "0.25\n",
         "echelon_phase_seconds_total{run=\"first\",phase=\"update\"} 0.125\n",
@@ -177,7 +179,7 @@ TEST(MetricPage, OtherHostsTellTheirRanksAlone) {
 TEST(MetricPage, WhatIsNotKnownIsLeftOut) {
   Observed seen = everything();
   seen.figures = RunFigures{};
-  seen.job.parts = {};
+  seen.job.checkpoint_seconds = 0;
   seen.saves = false;
   seen.gpus.clear();
   const std::string page = metric_page(seen);
@@ -189,7 +191,7 @@ TEST(MetricPage, WhatIsNotKnownIsLeftOut) {
     EXPECT_FALSE(names.contains(name)) << name;
   }
   EXPECT_THAT(page, HasSubstr("echelon_steps_total{run=\"first\"} 0\n"));
-  EXPECT_THAT(page, HasSubstr("phase=\"compute\"} 0\n"));
+  EXPECT_THAT(page, HasSubstr("phase=\"other\"} 0\n"));
   EXPECT_THAT(page, Not(HasSubstr("phase=\"update\"")));
   seen.figures->newest_seconds = 1;
   seen.job.peak_seconds = 0;

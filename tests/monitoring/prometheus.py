@@ -149,6 +149,8 @@ def check_run(program, promtool, folder, jobs):
     expect(server.number("sum(echelon_rank_up)") == 2, "both ranks are up")
     expect(server.number('echelon_restarts_total{reason="rank_killed"}') == 0, "no restart yet")
     until(lambda: server.number("echelon_checkpoint_age_seconds < 60"), "the age of a checkpoint")
+    for phase in ("data", "forward", "backward", "communication", "update", "other"):
+        until(lambda: (server.number(f'echelon_phase_seconds_total{{phase="{phase}"}}') or 0) > 0, f"phase {phase}")
 
     os.kill(until(lambda: pid_of_rank(run, 1), "the process of rank 1"), signal.SIGKILL)
     until(lambda: server.number('echelon_restarts_total{reason="rank_killed"}') == 1, "the restart in Prometheus")

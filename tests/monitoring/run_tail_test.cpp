@@ -32,7 +32,10 @@ class Tail : public testing::Test {
           .loss = 1.0 / static_cast<double>(step) + 0.001 * life_,
           .samples_per_second = 100,
           .step_seconds = 0.5,
-          .data_seconds = 0.125});
+          .data_seconds = 0.125,
+          .forward_seconds = 0.0625,
+          .backward_seconds = 0.25,
+          .update_seconds = 0.03125});
     }
     writer_->flush();
   }
@@ -69,7 +72,8 @@ TEST_F(Tail, CountsWhatComes) {
   EXPECT_EQ(figures.samples_per_second, 100);
   EXPECT_FALSE(figures.tokens_per_second);
   EXPECT_DOUBLE_EQ(figures.kept_seconds, 5);
-  EXPECT_DOUBLE_EQ(figures.data_seconds, 1.25);
+  EXPECT_THAT(
+      figures.phase_seconds, testing::ElementsAre(1.25, 0.625, 2.5, 0, 0.3125));
   EXPECT_DOUBLE_EQ(figures.step_seconds.sum, 5);
 }
 

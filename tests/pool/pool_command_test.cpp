@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "echelon/launch/control.h"
+#include "echelon/pool/client.h"
 #include "tests/pool/pool_server.h"
 #include "tests/support/error_text.h"
 
@@ -277,6 +278,17 @@ TEST_F(PoolCommand, MistakesAreRefusedBeforeAnythingWaits) {
       "--min-guaranteed 1: -n 2..4 needs at least 2");
   refused({"why", "7"}, "job 7: there is no such job");
   EXPECT_EQ(ask({"list", "--all"})["jobs"].size(), 0u);
+
+  // As a program of another version asks.
+  const auto answer = Json::parse(forward_to_pool(
+      path("pool"), R"({"version":"0.0.1","command":"list"})"
+                    "\n"));
+  EXPECT_EQ(answer["code"], 2);
+  EXPECT_THAT(
+      answer["error"].get<std::string>(),
+      HasAll(
+          "the pool's daemon is of echelon ", "and this program of 0.0.1",
+          "stop the daemon and start it with this one"));
 
   Command second(daemon());
   EXPECT_EQ(second.wait(), 2);

@@ -34,6 +34,10 @@ StepMetrics step_metrics(int64_t step) {
       .samples_per_second = 5120.25,
       .step_seconds = 0.0125,
       .data_seconds = 1e-7,
+      .forward_seconds = 0.004,
+      .backward_seconds = 0.007,
+      .update_seconds = 0.001,
+      .communication_seconds = 0.0005,
       .learning_rate = 1e-3,
       .grad_norm = 2.5,
       .slowest_rank = 1};
@@ -63,6 +67,26 @@ TEST_F(Metrics, DivisionsOfTheBatch) {
     writer.append(StepMetrics{.step = 1});
     writer.append(StepMetrics{.step = 2});
     writer.append(change(2));
+    writer.append(StepMetrics{.step = 3});
+    writer.append(change(3));
+  }
+  const Rebalance cut{
+      .step = 3,
+      .before = {4, 4, 4, 4},
+      .seconds = {0.1, 0.3},
+      .after = {5, 3, 5, 3},
+      .of = Divided::layers,
+      .expected_seconds = 0.2};
+  append_metrics(path_, cut);
+  EXPECT_EQ(read_metrics(path_).rebalances.at(2), cut);
+  EXPECT_THAT(
+      to_text(cut),
+      HasSubstr("after step 3: pipeline ranks work 100 ms, 300 ms with stages "
+                "of 4, 4, 4, 4 layers; from now on they have 5, 3, 5, 3, with "
+                "which the slowest should work 200 ms instead of 300 ms"));
+  EXPECT_EQ(truncate_metrics(path_, 2), "");
+  {
+    MetricsWriter writer(path_, [] { return int64_t{0}; });
     writer.append(StepMetrics{.step = 3});
     writer.append(change(3));
   }

@@ -10,6 +10,8 @@
 #include <thread>
 #include <tuple>
 
+#include "echelon/checkpoint/files/folder.h"
+#include "echelon/checkpoint/memory/memory_slots.h"
 #include "echelon/explain/explain.h"
 #include "echelon/job/check_job.h"
 #include "echelon/text/format.h"
@@ -127,9 +129,106 @@ TEST_F(Trainer, PipelinesFollowTheSpeedOfRanks) {
   const auto file = timeline::read_metrics(
       run(job, "two", LayerFactory(), doors) / "metrics.jsonl");
   expect_losses(file.steps, one, "pipelines");
-  ASSERT_EQ(file.rebalances.size(), 1u);
+  ASSERT_GE(file.rebalances.size(), 1u);
+  EXPECT_EQ(
+      std::ranges::count(
+          file.rebalances, timeline::Divided::samples,
+          &timeline::Rebalance::of),
+      1);
   EXPECT_THAT(file.rebalances[0].seconds, ElementsAre(64, 16));
   EXPECT_THAT(file.rebalances[0].after, ElementsAre(16, 32));
+}
+
+// Rank 1 of each pipeline takes three times as long for a layer, and from step
+// 21 on rank 0. The times are those of the cuts that follow.
+double slow_stages(int rank, int64_t step, int64_t) {
+  const bool first = rank % 2 == 0;
+  if (step <= 6) return first ? 1 : 3;
+  if (step <= 20) return 1.5;
+  return first ? 4.5 : 0.5;
+}
+
+// Wherever a layer is, training computes the same. The state goes on in memory,
+// or where there is none on the disk.
+TEST_F(Trainer, StagesFollowTheSpeedOfRanks) {
+  Job job = digits(1, 34);
+  job.model.name = "mlp";
+  job.model.hidden = {64, 64, 64, 64, 64, 64, 64};
+  const auto one = run(job, "one");
+  job.train.rebalance_every = 4;
+  job.pipeline.microbatches = 4;
+  job.elastic.memory_steps = 1000;
+  const auto expect_cut = [&](const Layout& layout, const std::string& name) {
+    SCOPED_TRACE(name);
+    job.layout = layout;
+    const auto folder =
+        run(job, name, LayerFactory(), TrainDoors{.work_seconds = slow_stages});
+    expect_same_run(folder, one, 1e-9);
+    const auto cuts =
+        timeline::read_metrics(folder / "metrics.jsonl").rebalances;
+    ASSERT_EQ(cuts.size(), 2u);
+    for (const auto& cut : cuts) {
+      EXPECT_EQ(cut.of, timeline::Divided::layers);
+      EXPECT_LT(cut.slowest_after(), 0.8 * cut.slowest_before());
+    }
+    EXPECT_EQ(cuts[0].step, 6);
+    EXPECT_THAT(cuts[0].seconds, ElementsAre(1, 3));
+    EXPECT_GT(cuts[0].after[0], cuts[0].after[1]);
+    EXPECT_EQ(cuts[1].step, 24);
+    EXPECT_EQ(cuts[1].before, cuts[0].after);
+    EXPECT_LT(cuts[1].after[0], cuts[1].before[0]);
+    EXPECT_THAT(
+        read_text_file((folder / "report.html").string()),
+        HasSubstr("after step 6: pipeline ranks work 1 s, 3 s with stages of"));
+  };
+  expect_cut({.pp = 2}, "pp=2");
+  expect_cut({.dp_replicate = 2, .pp = 2}, "dp=2,pp=2");
+  MemorySlots memory(4);
+  ::setenv("ECHELON_MEMORY", memory.path().c_str(), 1);
+  expect_cut({.dp_shard = 2, .pp = 2}, "fsdp=2,pp=2");
+  EXPECT_EQ(memory.collect(), 24) << "the last cut's copy";
+  ::unsetenv("ECHELON_MEMORY");
+  const auto saved = list_checkpoints(
+      folder_.path() + std::string("/fsdp=2,pp=2/checkpoints"));
+  EXPECT_EQ(saved.size(), 1u) << "the one at the end";
+}
+
+// A change that costs more than the steps that are left would save.
+TEST_F(Trainer, StagesStayWhereACutWouldNotPay) {
+  Job job = digits(1, 12);
+  job.model.name = "mlp";
+  job.model.hidden = {64, 64, 64, 64, 64, 64, 64};
+  job.layout = {.pp = 2};
+  job.train.rebalance_every = 4;
+  const TrainDoors doors{.work_seconds = [](int rank, int64_t, int64_t) {
+    return rank == 0 ? 1e-7 : 3e-7;
+  }};
+  const auto file = timeline::read_metrics(
+      run(job, "run", LayerFactory(), doors) / "metrics.jsonl");
+  EXPECT_TRUE(file.rebalances.empty());
+}
+
+// The parts of a step are within it, and none is in two.
+TEST_F(Trainer, StepsSayWhatTheyWereSpentOn) {
+  for (const char* layout : {"dp=1", "dp=2", "fsdp=2", "pp=2", "tp=2"}) {
+    SCOPED_TRACE(layout);
+    Job job = digits(1, 12);
+    job.layout = parse_layout(layout);
+    job.train.timeline_steps = 2;
+    for (const auto& step : steps(job, layout)) {
+      ASSERT_TRUE(
+          step.forward_seconds && step.backward_seconds && step.update_seconds);
+      EXPECT_GT(*step.forward_seconds, 0);
+      EXPECT_GT(*step.backward_seconds, 0);
+      EXPECT_GT(*step.update_seconds, 0);
+      EXPECT_EQ(
+          step.communication_seconds.has_value(), job.layout.num_ranks() > 1);
+      EXPECT_LE(
+          step.data_seconds + *step.forward_seconds + *step.backward_seconds +
+              *step.update_seconds + step.communication_seconds.value_or(0),
+          step.step_seconds + 1e-6);
+    }
+  }
 }
 
 TEST_F(Trainer, ARunGoesOnWithItsDivision) {

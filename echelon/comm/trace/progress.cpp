@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -48,9 +47,8 @@ std::vector<RankProgress> ProgressBoard::read() const {
   std::vector<RankProgress> ranks;
   for (size_t i = 0; i < num_ranks_; ++i) {
     const Slot& slot = slots_[i];
-    RankProgress rank{slot.count, slot.collectives, slot.phase};
-    std::ranges::copy(slot.time_ns, rank.time_ns.begin());
-    ranks.push_back(rank);
+    ranks.push_back(
+        {slot.count, slot.collectives, slot.phase, slot.checkpoint_ns});
   }
   return ranks;
 }
@@ -59,7 +57,7 @@ void ProgressBoard::clear() {
   for (size_t i = 0; i < num_ranks_; ++i) {
     slots_[i].count = slots_[i].collectives = 0;
     slots_[i].phase = RankPhase::other;
-    for (auto& time : slots_[i].time_ns) time = 0;
+    slots_[i].checkpoint_ns = 0;
   }
 }
 
@@ -86,10 +84,9 @@ void ProgressMark::advance(RankPhase phase) {
   slots_[rank_].phase = phase;
 }
 
-void ProgressMark::add(TimedPart part, double seconds) {
+void ProgressMark::add_checkpoint(double seconds) {
   if (slots_ == nullptr || seconds <= 0) return;
-  slots_[rank_].time_ns[static_cast<size_t>(part)].fetch_add(
-      static_cast<uint64_t>(seconds * 1e9));
+  slots_[rank_].checkpoint_ns.fetch_add(static_cast<uint64_t>(seconds * 1e9));
 }
 
 std::atomic<uint64_t>* ProgressMark::collectives() {

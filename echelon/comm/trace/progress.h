@@ -6,10 +6,9 @@
 //   ECHELON_PROGRESS = board.path()  ->  ProgressMark mark(path, local_rank);
 //                                        history.count_into(mark.collectives());
 //   board.read()                         mark.advance();
-//                                        mark.add(TimedPart::update, seconds);
+//                                        mark.add_checkpoint(seconds);
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <string>
@@ -22,19 +21,11 @@ namespace echelon {
 /// may take any time.
 enum class RankPhase : uint8_t { other, step, evaluation };
 
-/// Parts of its time that a rank knows without a timeline.
-enum class TimedPart : uint8_t {
-  communication,  // of steps, waiting for other ranks
-  update,         // of steps, without the communication in it
-  checkpoint      // between steps: training stood still
-};
-inline constexpr size_t kNumTimedParts = 3;
-
 struct RankProgress {
   uint64_t count = 0;        // of its calls of advance()
   uint64_t collectives = 0;  // that it has issued
   RankPhase phase = RankPhase::other;
-  std::array<uint64_t, kNumTimedParts> time_ns{};
+  uint64_t checkpoint_ns = 0;  // training stood still for checkpoints
 };
 
 /// The launcher's side.
@@ -59,7 +50,7 @@ class ProgressBoard {
     std::atomic<uint64_t> count;
     std::atomic<uint64_t> collectives;
     std::atomic<RankPhase> phase;
-    std::array<std::atomic<uint64_t>, kNumTimedParts> time_ns;
+    std::atomic<uint64_t> checkpoint_ns;
   };
 
   size_t num_ranks_;
@@ -80,8 +71,8 @@ class ProgressMark {
 
   /// The rank has made progress.
   void advance(RankPhase phase = RankPhase::step);
-  /// So much more of its time went there.
-  void add(TimedPart part, double seconds);
+  /// Training stood still for so long for a checkpoint.
+  void add_checkpoint(double seconds);
   /// What follows may take any time.
   void pause();
   /// Where the launcher looks for the number of collectives; null: nobody does.

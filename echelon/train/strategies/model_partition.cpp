@@ -17,7 +17,6 @@
 #include <limits>
 #include <sstream>
 
-#include "echelon/layout/partition.h"
 #include "echelon/parallel/placement/placement.h"
 #include "echelon/schedule/memory.h"
 #include "echelon/text/format.h"
@@ -317,7 +316,7 @@ ModelPartition partition_into_stages(
   partition.layers = layers.names();
   partition.costs = counting::count_layers(layers, inputs);
   const auto slices = static_cast<size_t>(schedule.num_stages());
-  const SliceMemory memory = memory_of(
+  partition.memory = memory_of(
       job, partition.costs, schedule,
       memory_of_ranks(job, schedule, place.world));
   const StageWork work =
@@ -325,9 +324,10 @@ ModelPartition partition_into_stages(
           ? measured_work(job, place, inputs, schedule)
           : StageWork{.seconds = counting::flops_of(partition.costs)};
   partition.boundaries =
-      boundaries_of(job, partition.layers, work, slices, memory);
-  partition.lines =
-      describe_stages(partition, work, memory, schedule, job.layout.tp);
+      boundaries_of(job, partition.layers, work, slices, partition.memory);
+  partition.lines = describe_stages(
+      partition, work, partition.memory, schedule, job.layout.tp);
+  partition.work = work.seconds;
   return partition;
 }
 

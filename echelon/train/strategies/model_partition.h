@@ -11,11 +11,13 @@
 #include "echelon/counting/layer_cost.h"
 #include "echelon/job/job.h"
 #include "echelon/layers/layer_list.h"
+#include "echelon/layout/partition.h"
 #include "echelon/schedule/schedule.h"
 #include "echelon/train/strategies/parallel_model.h"
 
 namespace echelon {
 
+/// How a model's layers are divided, and by what.
 struct ModelPartition {
   /// Stage i has layers boundaries[i] to boundaries[i + 1] - 1.
   std::vector<size_t> boundaries;
@@ -23,6 +25,8 @@ struct ModelPartition {
   /// By layer, for one microbatch; those of tensor-parallel layers are of the
   /// first rank's shard, which is the largest.
   std::vector<counting::LayerCost> costs;
+  std::vector<double> work;        // by layer: FLOPs, or measured seconds
+  SliceMemory memory;              // of stages
   std::vector<std::string> lines;  // what each stage holds, for people
 };
 

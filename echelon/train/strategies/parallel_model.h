@@ -28,6 +28,8 @@
 
 namespace echelon {
 
+struct ModelPartition;
+
 /// The ranks of a replica, which shard one copy of the model, call everything
 /// together with the same batches. One of them counts each sample's loss: sum a
 /// Score over the world.
@@ -79,6 +81,9 @@ class ParallelModel {
   /// The current gradients for their global norm; none when this rank has the
   /// full model.
   virtual std::optional<PartitionedGradients> partitioned_gradients() const = 0;
+
+  /// The stages of a pipeline; null: there is none.
+  virtual const ModelPartition* partition() const { return nullptr; }
 
   /// How the model is partitioned or sharded, in lines; empty when it is not.
   virtual std::vector<std::string> describe() const { return {}; }

@@ -111,6 +111,7 @@ class PipelineModel : public ParallelModel {
   void before_load() override { layers_.before_load(); }
   void after_load() override { layers_.after_load(); }
   std::optional<PartitionedGradients> partitioned_gradients() const override;
+  const ModelPartition* partition() const override { return &partition_; }
   std::vector<std::string> describe() const override {
     return partition_.lines;
   }

@@ -439,6 +439,10 @@ TEST_F(ResizeCommand, RefusesWhatDoesNotFitAndGoesOn) {
   EXPECT_THAT(answer(job("stop")), HasSubstr("ends with code 75"));
   EXPECT_EQ(trained.wait(), 75) << trained.err();
   refused(job("status"), "no job of yours on this host writes there now");
+  // How a job of another host is asked.
+  refused(
+      job("stop"),
+      " echelon job status " + run() + "`, or in a pod `kubectl exec ");
 }
 
 TEST_F(ResizeCommand, NothingToGoOnFromIsRefused) {
