@@ -212,7 +212,7 @@ Loop::Loop(
       job_(as_saved(job, layers)),
       world_(world),
       folder_(std::move(folder)),
-      groups_(world, job.layout),
+      groups_(mesh_groups(world, job)),
       data_(open_data(job.data, job.train.seed)),
       loader_(*data_.train, training_batches(job, data_, groups_)),
       total_steps_(total_steps(job.train, loader_.batches_per_epoch())),

@@ -200,7 +200,7 @@ void save_steps(
     const Job& given, World& world, int64_t steps,
     const std::filesystem::path& folder, const LayerFactory& layers) {
   const Job job = in_float64(given);
-  const MeshGroups groups(world, job.layout);
+  const MeshGroups groups = mesh_groups(world, job);
   const TrainingData data = open_data(job.data, job.train.seed);
   const ModelSource source = model_source(job, layers, data.train->spec());
   Run run(job, data, ModelPlace{source, world, groups}, steps);
@@ -212,7 +212,7 @@ VerifyResult verify(
     const Job& given, World& world, const VerifyOptions& options,
     const LayerFactory& layers) {
   const Job job = in_float64(given);
-  const MeshGroups groups(world, job.layout);
+  const MeshGroups groups = mesh_groups(world, job);
   const TrainingData data = open_data(job.data, job.train.seed);
   const ModelSource source = model_source(job, layers, data.train->spec());
   const auto list = trained_parameters(source);
