@@ -37,6 +37,7 @@
 #include "echelon/text/units.h"
 #include "echelon/timeline/rollback.h"
 #include "echelon/train/batch_division.h"
+#include "echelon/train/chosen_context.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/non_finite.h"
 #include "echelon/train/record_collectives.h"
@@ -922,8 +923,9 @@ TrainResult train(
   at::set_num_threads(
       job.train.threads > 0 ? static_cast<int>(job.train.threads)
                             : world.compute_threads());
+  const Job chosen = with_chosen_context(job, world);
   try {
-    Loop loop(job, world, folder, layers, doors);
+    Loop loop(chosen, world, folder, layers, doors);
     try {
       return loop.run();
     } catch (...) {
