@@ -3,9 +3,12 @@
 #include <string>
 #include <vector>
 
+#include "echelon/text/check.h"
+
 namespace echelon {
 
-MeshGroups::MeshGroups(World& world, const Layout& layout) : mesh_(layout) {
+MeshGroups::MeshGroups(World& world, const Layout& layout, int64_t head_ranks)
+    : mesh_(layout) {
   check_world_size(layout, world.size());
   for (Axis axis : kAxes) {
     groups_.emplace(
@@ -31,7 +34,29 @@ MeshGroups::MeshGroups(World& world, const Layout& layout) : mesh_(layout) {
   shard_ = spread && expert_shard_->size() > 1
                ? together("dp_shard", {Axis::dp_shard, Axis::ep, Axis::cp})
                : *expert_shard_;
+  make_context_groups(world, head_ranks);
   data_index_ = mesh_.data_index(world.rank());
+}
+
+void MeshGroups::make_context_groups(World& world, int64_t head_ranks) {
+  const Group& all = along(Axis::cp);
+  if (head_ranks == 1 || head_ranks == all.size()) {
+    const Group one = Group::alone("cp");
+    context_heads_ = head_ranks == 1 ? one : all;
+    context_keys_ = head_ranks == 1 ? all : one;
+    return;
+  }
+  ECHELON_CHECK(
+      head_ranks > 1 && all.size() % head_ranks == 0, "cp={}, in groups of {}",
+      all.size(), head_ranks);
+  std::vector<int> heads, keys;
+  for (int i = 0; i < all.size(); ++i) {
+    const int rank = all.ranks()[static_cast<size_t>(i)];
+    if (i / head_ranks == all.rank() / head_ranks) heads.push_back(rank);
+    if (i % head_ranks == all.rank() % head_ranks) keys.push_back(rank);
+  }
+  context_heads_ = world.new_group("cp", heads);
+  context_keys_ = world.new_group("cp", keys);
 }
 
 MeshGroups MeshGroups::alone(World& world) {
@@ -40,6 +65,7 @@ MeshGroups MeshGroups::alone(World& world) {
   for (Axis axis : kAxes) groups.groups_.emplace(axis, one);
   groups.data_ = groups.same_experts_ = one;
   groups.shard_ = groups.expert_shard_ = one;
+  groups.context_heads_ = groups.context_keys_ = one;
   return groups;
 }
 

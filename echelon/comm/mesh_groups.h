@@ -14,9 +14,10 @@ namespace echelon {
 /// which costs nothing. Copies share the groups.
 class MeshGroups {
  public:
-  /// Every rank of the world calls this with the same layout. Throws
+  /// Every rank of the world calls this with the same arguments. Throws
   /// ConfigError unless the layout's degrees multiply to the world's size.
-  MeshGroups(World& world, const Layout& layout);
+  /// `head_ranks`, a divisor of cp: see context_heads().
+  MeshGroups(World& world, const Layout& layout, int64_t head_ranks = 1);
   /// Groups of this rank alone, whatever the world's size. Every rank of the
   /// world calls this.
   static MeshGroups alone(World& world);
@@ -41,6 +42,11 @@ class MeshGroups {
   const Group& replicate() const {
     return expert_shard().size() > 1 ? along(Axis::dp_replicate) : data();
   }
+  /// The ranks of cp are cut into groups of `head_ranks` neighbours, which
+  /// exchange heads for tokens: context_heads(). Keys and values go between the
+  /// ranks that have the same place in their groups: context_keys().
+  const Group& context_heads() const { return *context_heads_; }
+  const Group& context_keys() const { return *context_keys_; }
   /// Ranks that see different samples. Those of cp have parts of the same ones.
   int64_t data_ranks() const { return mesh_.layout().data_ranks(); }
   /// The share of the samples that this rank sees, in [0, data_ranks()).
@@ -48,6 +54,7 @@ class MeshGroups {
 
  private:
   explicit MeshGroups(const Layout& layout) : mesh_(layout) {}
+  void make_context_groups(World& world, int64_t head_ranks);
 
   Mesh mesh_;
   std::map<Axis, Group> groups_;
@@ -55,6 +62,8 @@ class MeshGroups {
   std::optional<Group> same_experts_;
   std::optional<Group> expert_shard_;
   std::optional<Group> shard_;
+  std::optional<Group> context_heads_;
+  std::optional<Group> context_keys_;
   int64_t data_index_ = 0;
 };
 

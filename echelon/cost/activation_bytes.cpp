@@ -133,6 +133,35 @@ double rank_tokens(const ModelShape& model, const Strategy& strategy) {
          as_double(strategy.layout.cp);
 }
 
+namespace {
+
+// What attention over cut sequences holds while a layer runs backward, beside
+// its inputs: keys and values of other ranks and the sums of their gradients,
+// or heads and tokens in the place of others; and scores, where no fused kernel
+// masks them.
+double cut_attention_bytes(
+    const BlockElements& block, const Strategy& strategy,
+    const Framework& framework, double tokens) {
+  const double cp = as_double(strategy.layout.cp);
+  if (cp == 1 || !framework.context_ways) return 0;
+  const double element = element_bytes(strategy.precision);
+  const double sum = std::max(4.0, element);
+  const double keys_values = block.projected - block.attended;
+  const double together =
+      as_double(head_ranks(strategy.context, strategy.layout.cp));
+  double bytes = 0;
+  if (strategy.context.way == ContextWay::all_gather) {
+    bytes = cp * keys_values * (element + sum);
+  } else if (together < cp) {
+    bytes = keys_values * (3 * element + 3 * sum);
+  }
+  if (together > 1) bytes += 2 * element * (block.projected + block.attended);
+  constexpr double kScores = 1 << 22;  // at a time: block_attention.cpp
+  return tokens * bytes + (strategy.masks_attention ? 4 * sum * kScores : 0);
+}
+
+}  // namespace
+
 ActivationBytes block_bytes(
     const ModelShape& model, const Strategy& strategy,
     const Framework& framework, bool experts, Recompute recompute) {
@@ -156,7 +185,8 @@ ActivationBytes block_bytes(
                               scores + block.projected + block.attended));
   return {
       .kept = tokens * kept,
-      .working = tokens * (none - kept + gradients),
+      .working = tokens * (none - kept + gradients) +
+                 cut_attention_bytes(block, strategy, framework, tokens),
       .output = tokens * element * block.hidden};
 }
 

@@ -208,6 +208,23 @@ GroupPlace place_of(
   return place_of(strategy, cluster, std::span(&axis, 1), rank);
 }
 
+GroupPlace place_of_part(
+    const Strategy& strategy, const cluster::Cluster& cluster, Axis axis,
+    int64_t members, int64_t apart, int64_t rank) {
+  if (members <= 1) return {};
+  const int64_t devices = cluster.node_of(rank).num_devices;
+  const int64_t stride = strategy.layout.stride(axis) * apart;
+  GroupPlace place{.ranks = members};
+  place.ranks_per_node = std::clamp<int64_t>(devices / stride, 1, members);
+  place.nodes = (members + place.ranks_per_node - 1) / place.ranks_per_node;
+  const int64_t used = std::min(devices, strategy.layout.num_ranks());
+  place.sharing = std::max<int64_t>(1, used / place.ranks_per_node);
+  place.across_racks =
+      cluster.nodes_per_rack > 0 &&
+      (members - 1) * stride + 1 > cluster.nodes_per_rack * devices;
+  return place;
+}
+
 double collective_seconds(
     CollectiveKind kind, double bytes, const GroupPlace& place,
     const cluster::Node& node, const cluster::Cluster& cluster,

@@ -36,6 +36,10 @@ GroupPlace place_of(
 GroupPlace place_of(
     const Strategy& strategy, const cluster::Cluster& cluster,
     std::span<const Axis> axes, int64_t rank = 0);
+/// Placement of `members` ranks of an axis that are `apart` from each other.
+GroupPlace place_of_part(
+    const Strategy& strategy, const cluster::Cluster& cluster, Axis axis,
+    int64_t members, int64_t apart, int64_t rank = 0);
 inline GroupPlace place_of(
     const Strategy& strategy, const cluster::Cluster& cluster,
     std::initializer_list<Axis> axes, int64_t rank = 0) {

@@ -99,8 +99,10 @@ void add_sharding(Frameworks& list) {
   trainer.host_seconds = 3e-6;
   trainer.gradient_bytes = 0;
   trainer.loss_kernels = true;
-  trainer.gathers_at_once = true;     // ShardedUnits::after_update
-  trainer.bucket_bytes = 256 * 1024;  // as in gradient_reducer.h
+  trainer.context_ways = true;
+  trainer.hidden_context_parallel = 0.9;  // ring; the others wait
+  trainer.gathers_at_once = true;         // ShardedUnits::after_update
+  trainer.bucket_bytes = 256 * 1024;      // as in gradient_reducer.h
   // ShardedUnits::begin_backward and PipelineModel::before_gradients.
   trainer.reduces_each_microbatch = true;
   trainer.reduces_until_backward = true;

@@ -109,6 +109,9 @@ struct Framework {
   double hidden_tensor_parallel = 0;  // share of tp's collectives overlapped
   double hidden_backward_tensor_parallel = 0;  // the same in backward
   double hidden_context_parallel = 0.8;
+  /// A strategy says how keys and values travel (Strategy::context); otherwise
+  /// they are all-gathered.
+  bool context_ways = false;
   double hidden_expert_parallel = 0;
   /// Slowdown of computation while a collective runs.
   double overlap_slowdown = 0.1;

@@ -123,6 +123,12 @@ void LayerBuilder::stream(
   }
 }
 
+void LayerBuilder::copy(
+    const std::string& name, double elements, bool forward) {
+  (forward ? work_.forward : work_.backward_input)
+      .push_back(memory(name, 4 * element_bytes_ * elements, 3));
+}
+
 void LayerBuilder::wait_for_host(
     double forward_seconds, double backward_seconds) {
   work_.forward.back().host_seconds = forward_seconds;
@@ -138,14 +144,17 @@ void LayerBuilder::parameters(double elements, int64_t tensors) {
 void LayerBuilder::collective(
     const std::string& name, Axis axis, CollectiveKind kind, double bytes,
     double hidden, bool forward) {
-  if (strategy_.layout.degree(axis) == 1) return;
-  Operation operation;
+  collective(
+      name,
+      {.bytes = bytes, .collective = kind, .axis = axis, .hideable = hidden},
+      forward);
+}
+
+void LayerBuilder::collective(
+    const std::string& name, Operation operation, bool forward) {
+  if (strategy_.layout.degree(operation.axis) == 1) return;
   operation.kind = OperationKind::collective;
   operation.name = name;
-  operation.axis = axis;
-  operation.collective = kind;
-  operation.bytes = bytes;
-  operation.hideable = hidden;
   (forward ? work_.forward : work_.backward_input).push_back(operation);
 }
 

@@ -2,6 +2,7 @@
 // in forward, for the gradients of inputs and for those of weights.
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 #include "echelon/cost/framework.h"
@@ -31,6 +32,9 @@ class LayerBuilder {
       const std::string& name, double elements, double forward_moves,
       double backward_moves, int64_t forward_launches = 1,
       int64_t backward_launches = 1);
+  /// An operator of forward, or of backward, that reads and writes `elements`
+  /// twice.
+  void copy(const std::string& name, double elements, bool forward);
   /// The host waits for the operation that was added last.
   void wait_for_host(double forward_seconds, double backward_seconds);
   /// Weights that are not of matmuls: scales, tables.
@@ -39,11 +43,15 @@ class LayerBuilder {
   void collective(
       const std::string& name, Axis axis, CollectiveKind kind, double bytes,
       double hidden, bool forward);
+  /// The same of an operation with its axis, kind, bytes and what hides it.
+  void collective(const std::string& name, Operation operation, bool forward);
   /// The range that selective recompute computes again.
   void begin_selective() { selective_begin_ = work_.forward.size(); }
   void end_selective() { selective_end_ = work_.forward.size(); }
 
   double element_bytes() const { return element_bytes_; }
+  /// Of an element in which attention sums.
+  double sum_bytes() const { return std::max(4.0, element_bytes_); }
   /// The layer, with what the strategy recomputes in backward.
   LayerWork finish(double output_elements);
 

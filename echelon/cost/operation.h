@@ -56,13 +56,19 @@ struct Operation {
   double host_seconds = 0;  // the host waits for a result, in addition
   bool wide = false;        // matrix: in 16 bit where the strategy's are not
   double flops = 0;         // attention; of matrices count * 2 m n k
+  double flops_beside = 0;  // collective: of attention that may hide it
   double bytes = 0;         // memory: moved; collective: of the whole tensor
   bool backward = false;    // attention: in backward; counted: of a gradient
   bool counted = false;     // as it ran, not by a formula
   CollectiveKind collective = CollectiveKind::all_reduce;
   Axis axis = Axis::tp;
+  /// Where not all ranks of the axis take part: how many do, and how far apart
+  /// they are along it.
+  int64_t members = 0;
+  int64_t apart = 1;
   /// The share of a collective that computation of the same pass can hide
-  /// (asynchronous tensor parallelism).
+  /// (asynchronous tensor parallelism). With flops_beside: the share of that
+  /// computation that can hide it.
   double hideable = 0;
 };
 

@@ -264,8 +264,12 @@ double seconds_of_one(
     case OperationKind::collective:
       return collective_seconds(
           operation.collective, operation.bytes,
-          place_of(strategy, cluster, operation.axis, rank), node, cluster,
-          framework);
+          operation.members > 0
+              ? place_of_part(
+                    strategy, cluster, operation.axis, operation.members,
+                    operation.apart, rank)
+              : place_of(strategy, cluster, operation.axis, rank),
+          node, cluster, framework);
   }
   return 0;
 }
@@ -276,6 +280,21 @@ double operation_seconds(
     const Operation& operation, const Strategy& strategy,
     const cluster::Cluster& cluster, int64_t rank) {
   return operation.times * seconds_of_one(operation, strategy, cluster, rank);
+}
+
+double hidden_seconds(
+    const Operation& operation, const Strategy& strategy,
+    const cluster::Cluster& cluster, int64_t rank) {
+  const double seconds = operation_seconds(operation, strategy, cluster, rank);
+  if (operation.flops_beside == 0) return seconds * operation.hideable;
+  Operation beside;
+  beside.kind = OperationKind::attention;
+  beside.flops = operation.flops_beside;
+  beside.backward = operation.backward;
+  beside.times = operation.times;
+  return std::min(
+      seconds,
+      operation.hideable * operation_seconds(beside, strategy, cluster, rank));
 }
 
 double PassSeconds::total() const {
@@ -313,10 +332,11 @@ PassSeconds pass_seconds(
         break;
       case OperationKind::collective: {
         const size_t axis = index_of(operation.axis);
+        const double hidden =
+            hidden_seconds(operation, strategy, cluster, rank);
         pass.communication[axis] += seconds;
-        pass.exposed[axis] += seconds * (1 - operation.hideable);
-        pass.memory +=
-            seconds * operation.hideable * framework.overlap_slowdown;
+        pass.exposed[axis] += seconds - hidden;
+        pass.memory += hidden * framework.overlap_slowdown;
         break;
       }
     }

@@ -17,6 +17,11 @@ double matrix_seconds(
 double memory_seconds(
     double bytes, const cluster::Device& device, const DeviceRates& rates);
 
+/// The part of a collective that computation of the same pass hides.
+double hidden_seconds(
+    const Operation& operation, const Strategy& strategy,
+    const cluster::Cluster& cluster, int64_t rank = 0);
+
 /// Any operation on `rank` in an average pass, all of it, hidden or not.
 double operation_seconds(
     const Operation& operation, const Strategy& strategy,

@@ -48,6 +48,12 @@ std::string to_string(const Strategy& strategy) {
   add_if(
       strategy.layout.tp > 1 && strategy.sequence_parallel,
       "sequence parallel");
+  if (strategy.layout.cp > 1 && strategy.context.way != ContextWay::automatic) {
+    parts.push_back(to_string(strategy.context.way));
+    if (strategy.context.way == ContextWay::ulysses_ring) {
+      parts.back() += format(" in groups of {}", strategy.context.ulysses);
+    }
+  }
   add_if(strategy.zero_stage > 0, format("ZeRO {}", strategy.zero_stage));
   if (strategy.microbatch_size > 0 && strategy.data_ranks() > 0) {
     const int64_t count = strategy.num_microbatches();

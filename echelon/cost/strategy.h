@@ -11,6 +11,7 @@
 #include "echelon/cost/choose_recompute.h"
 #include "echelon/cost/model_shape.h"
 #include "echelon/layout/layout.h"
+#include "echelon/options/context.h"
 #include "echelon/options/optimizer.h"
 #include "echelon/options/precision.h"
 #include "echelon/schedule/options.h"
@@ -20,7 +21,12 @@ namespace echelon::cost {
 struct Strategy {
   Layout layout;
   bool sequence_parallel = false;  // read when tp > 1
-  int64_t zero_stage = 0;          // of dp_shard: 0 when that is 1
+  /// Read when cp > 1: how attention reaches the other ranks' keys, and whether
+  /// it tells documents apart or drops probabilities, for which cut sequences
+  /// have no fused kernel.
+  ContextParallelOptions context;
+  bool masks_attention = false;
+  int64_t zero_stage = 0;  // of dp_shard: 0 when that is 1
   /// Stage 3: parameters stay unsharded for the whole step ([shard] gather).
   bool unshard_once = false;
 

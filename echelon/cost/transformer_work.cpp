@@ -30,7 +30,9 @@ int64_t vocabulary_part(
 /// What every part of a block needs.
 struct Sizes {
   int64_t tp, cp, seq, microbatch, tokens, sharded_tokens, hidden;
-  bool sequence_parallel;
+  bool sequence_parallel, masks;
+  ContextParallelOptions context;
+  int64_t together;  // ranks of cp that exchange heads
 
   Sizes(
       const TransformerShape& shape, const Strategy& strategy, int64_t seq_len)
@@ -43,7 +45,13 @@ struct Sizes {
             strategy.sequence_parallel ? part(tokens, strategy.layout.tp)
                                        : tokens),
         hidden(shape.hidden),
-        sequence_parallel(strategy.sequence_parallel && tp > 1) {}
+        sequence_parallel(strategy.sequence_parallel && tp > 1),
+        masks(strategy.masks_attention),
+        context(strategy.context),
+        together(
+            find_framework(strategy.framework).context_ways
+                ? head_ranks(strategy.context, strategy.layout.cp)
+                : 1) {}
   double elements() const { return as_double(tokens) * as_double(hidden); }
   double sharded_elements() const {
     return as_double(sharded_tokens) * as_double(hidden);
@@ -144,7 +152,9 @@ class BlockBuilder {
         "queries, keys, values", sizes_.tokens, (heads + 2 * kv_heads) * d,
         sizes_.hidden, shape_.biases);
     rotary(as_double((heads + kv_heads) * d));
-    exchange_keys(as_double(2 * kv_heads * d));
+    exchange_heads(heads, kv_heads, d, d);
+    exchange_keys(
+        heads, as_double(2 * std::max(kv_heads, sizes_.together) * d), 4 * d);
     core(heads, d, d, as_double((2 * heads + 2 * kv_heads) * d));
     build_.linear(
         "attention output", sizes_.tokens, sizes_.hidden, heads * d,
@@ -170,7 +180,10 @@ class BlockBuilder {
         "keys, values up", tokens, heads * (latent.nope_dim + latent.value_dim),
         latent.key_value_rank, false);
     rotary(as_double((heads + 1) * query_dim));
-    exchange_keys(as_double(heads * (query_dim + latent.value_dim)));
+    exchange_heads(heads, heads, query_dim, latent.value_dim);
+    exchange_keys(
+        heads, as_double(heads * (query_dim + latent.value_dim)),
+        2 * (query_dim + latent.value_dim));
     core(
         heads, query_dim, latent.value_dim,
         as_double(2 * heads * (query_dim + latent.value_dim)));
@@ -186,15 +199,55 @@ class BlockBuilder {
         fused ? 2 : 6, fused ? 2 : 8, fused ? 2 : 8);
   }
 
-  /// Context parallelism: every rank sees all keys and values.
-  void exchange_keys(double width) {
+  /// Context parallelism: neighbours exchange heads for tokens, queries, keys
+  /// and values before attention and its results behind it. A head that several
+  /// of them use is sent to each.
+  void exchange_heads(
+      int64_t heads, int64_t kv_heads, int64_t query_dim, int64_t value_dim) {
+    if (sizes_.together == 1) return;
+    const int64_t kv = std::max(kv_heads, sizes_.together);
+    const std::pair<const char*, int64_t> sent[] = {
+        {"exchange heads of queries", heads * query_dim},
+        {"exchange heads of keys", kv * query_dim},
+        {"exchange heads of values", kv * value_dim},
+        {"exchange heads of outputs", heads * value_dim}};
+    for (const bool forward : {true, false}) {
+      for (const auto& [name, width] : sent) {
+        build_.collective(
+            name,
+            {.bytes = build_.element_bytes() * as_double(sizes_.tokens * width),
+             .collective = CollectiveKind::all_to_all,
+             .axis = Axis::cp,
+             .members = sizes_.together},
+            forward);
+        // Parts are made one tensor, and one tensor of the parts.
+        build_.copy(name, as_double(sizes_.tokens * width), forward);
+      }
+    }
+  }
+
+  /// Context parallelism: every rank sees all keys and values, of `width`
+  /// elements a token. `pair_width`: the multiplications of a pair of tokens in
+  /// a head, twice.
+  void exchange_keys(int64_t heads, double width, int64_t pair_width) {
+    if (framework_.context_ways) {
+      const int64_t parts = sizes_.cp / sizes_.together;
+      // Those of the heads here, for the tokens of all neighbours.
+      const double part = as_double(sizes_.tokens) * width;
+      const bool gathers = sizes_.context.way == ContextWay::all_gather;
+      if (parts > 1 && !gathers) {
+        pass_keys(heads, part, pair_width, parts);
+        return;
+      }
+      if (parts == 1) return;
+    }
     const double bytes =
         build_.element_bytes() * as_double(sizes_.tokens * sizes_.cp) * width;
+    const double hidden =
+        framework_.context_ways ? 0 : framework_.hidden_context_parallel;
     const auto exchange = [&](const char* name, CollectiveKind kind,
                               bool forward) {
-      build_.collective(
-          name, Axis::cp, kind, bytes, framework_.hidden_context_parallel,
-          forward);
+      build_.collective(name, Axis::cp, kind, bytes, hidden, forward);
     };
     exchange("gather keys, values", CollectiveKind::all_gather, true);
     exchange("gather keys, values again", CollectiveKind::all_gather, false);
@@ -203,11 +256,60 @@ class BlockBuilder {
         false);
   }
 
+  /// Messages to the next of `parts` ranks, one less than there are, each while
+  /// attention to the part before computes. In backward the sums of gradients
+  /// go one message further.
+  void
+  pass_keys(int64_t heads, double elements, int64_t pair_width, int64_t parts) {
+    const double others = as_double(parts - 1);
+    // Scores that are computed for one part of the others'.
+    const double pairs = as_double(sizes_.microbatch * heads) *
+                         as_double(sizes_.seq) * as_double(sizes_.seq) *
+                         as_double(sizes_.cp) / as_double(parts) *
+                         (shape_.causal ? 0.5 : 1);
+    Operation message{
+        .times = others,
+        .flops_beside = pairs * as_double(pair_width),
+        .bytes = build_.element_bytes() * elements,
+        .collective = CollectiveKind::send,
+        .axis = Axis::cp,
+        .members = parts,
+        .apart = sizes_.together,
+        .hideable = framework_.hidden_context_parallel};
+    build_.collective("pass keys, values", message, true);
+    message.backward = true;
+    message.flops_beside *= 1.25;  // half of backward, which has as many
+    build_.collective("pass keys, values again", message, false);
+    message.bytes = build_.sum_bytes() * elements;
+    build_.collective("pass gradients of keys, values", message, false);
+  }
+
+  /// The scores of blocks, where no fused kernel masks them, and what is made
+  /// of them in the dtype of sums (parallel/context/block_attention.h).
+  void masked_core(
+      int64_t heads, int64_t query_dim, int64_t value_dim, double scores) {
+    // Of the pieces of a cut, each sees those before it and itself.
+    const double pieces = as_double(2 * sizes_.cp);
+    const double seen = (pieces + 1) / (2 * pieces);
+    const int64_t many = sizes_.microbatch * heads;
+    const auto keys =
+        static_cast<int64_t>(seen * as_double(sizes_.seq * sizes_.cp));
+    const double wide = build_.sum_bytes() / build_.element_bytes();
+    build_.product("scores", many, sizes_.seq, keys, query_dim);
+    build_.stream(
+        "softmax of blocks", scores * seen, 14 * wide, 18 * wide, 12, 14);
+    build_.product("values", many, sizes_.seq, value_dim, keys);
+  }
+
   /// Scores, their softmax, values.
   void core(int64_t heads, int64_t query_dim, int64_t value_dim, double width) {
     const int64_t keys = sizes_.seq * sizes_.cp;
     const double scores = as_double(sizes_.microbatch * heads) *
                           as_double(sizes_.seq) * as_double(keys);
+    if (framework_.context_ways && sizes_.cp > 1 && sizes_.masks) {
+      masked_core(heads, query_dim, value_dim, scores);
+      return;
+    }
     if (framework_.fused_attention) {
       build_.fused_attention(
           2 * scores * as_double(query_dim + value_dim) *

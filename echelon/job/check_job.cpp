@@ -27,6 +27,14 @@ namespace echelon {
 namespace {
 
 // Each rule is a function that throws.
+std::vector<int64_t> divisors(int64_t number) {
+  std::vector<int64_t> all;
+  for (int64_t one = 1; one <= number; ++one) {
+    if (number % one == 0) all.push_back(one);
+  }
+  return all;
+}
+
 class Checker {
  public:
   Checker(const Job& job, int64_t num_ranks)
@@ -184,19 +192,33 @@ class Checker {
           "which attention reaches all tokens",
           counted(sequence, "token"), job_.layout.cp);
     }
-    if (job_.context.way != ContextWay::ulysses) return;
-    const int64_t heads = shape.heads / job_.layout.tp;
-    if (cp <= heads) return;
+    check_exchange_of_heads(shape.heads);
+  }
+
+  void check_exchange_of_heads(int64_t all_heads) {
+    const ContextParallelOptions& context = job_.context;
+    const int64_t cp = job_.layout.cp;
+    const bool grouped = context.way == ContextWay::ulysses_ring;
+    if (grouped && context.ulysses > 0 && cp % context.ulysses != 0) {
+      fail(
+          "layout.context_ulysses",
+          "cp = {} does not divide into groups of {}; it divides into groups "
+          "of {}",
+          cp, context.ulysses, join(divisors(cp), ", "));
+    }
+    const int64_t heads = all_heads / job_.layout.tp;
+    const int64_t ranks = head_ranks(context, cp);
+    if (ranks <= heads) return;
     fail(
-        "layout.cp",
-        "context = \"ulysses\" gives each of these ranks a head, but the model "
-        "has heads={}{}; set context = \"ring\" or \"all_gather\", which take "
-        "any number of heads, or cp of at most {}",
-        shape.heads,
+        grouped ? "layout.context_ulysses" : "layout.cp",
+        "context = \"{}\" gives each of {} ranks a head, but the model has "
+        "heads={}{}; set context = \"ring\" or \"all_gather\", which take any "
+        "number of heads, or {} of at most {}",
+        to_string(context.way), ranks, all_heads,
         job_.layout.tp > 1
             ? format(", {} for a rank of tp={}", heads, job_.layout.tp)
             : "",
-        heads);
+        grouped ? "context_ulysses" : "cp", heads);
   }
 
   // The setting because of which parameters are in shards.

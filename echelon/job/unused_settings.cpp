@@ -111,6 +111,14 @@ class UnusedSettings {
         pipeline, "without a pipeline (pp is 1)",
         {"layout.microbatches", "layout.schedule", "layout.stages_per_rank",
          "layout.schedule_file"});
+    const bool cut = job_.layout.cp > 1;
+    const std::string no_cut = "without context parallelism (cp is 1)";
+    unless(cut, no_cut, {"layout.context"});
+    unless(
+        cut && job_.context.way == ContextWay::ulysses_ring,
+        cut ? format("with context \"{}\"", to_string(job_.context.way))
+            : no_cut,
+        {"layout.context_ulysses"});
     const bool partitioned = pipeline || !job_.model.devices.empty();
     const bool balanced = job_.model.partition_at.empty();
     const std::string whole = "without a pipeline or devices";

@@ -78,9 +78,11 @@ void bind_order(config::Section& section, Layout& layout) {
 }
 
 constexpr config::Names<ContextWay> kContextWayNames = {
+    {"auto", ContextWay::automatic},
     {"ring", ContextWay::ring},
     {"all_gather", ContextWay::all_gather},
-    {"ulysses", ContextWay::ulysses}};
+    {"ulysses", ContextWay::ulysses},
+    {"ulysses_ring", ContextWay::ulysses_ring}};
 
 constexpr config::Names<MemoryCopies> kMemoryCopiesNames = {
     {"auto", MemoryCopies::automatic}, {"off", MemoryCopies::off}};
@@ -137,6 +139,18 @@ std::string to_string(BestMetric metric) {
 
 std::string to_string(ContextWay way) {
   return config::name_of(way, kContextWayNames);
+}
+
+int64_t head_ranks(const ContextParallelOptions& options, int64_t cp) {
+  if (cp == 1) return 1;
+  switch (options.way) {
+    case ContextWay::ulysses:
+      return cp;
+    case ContextWay::ulysses_ring:
+      return std::max<int64_t>(1, options.ulysses);
+    default:
+      return 1;
+  }
 }
 
 std::string to_string(MemoryCopies copies) {
@@ -221,8 +235,15 @@ void bind(config::Section& section, ContextParallelOptions& options) {
   section.field(
       "context", options.way,
       "context parallel: how queries reach the keys of other ranks: they pass "
-      "round, are all-gathered, or heads are exchanged for tokens",
+      "round, are all-gathered, heads are exchanged for tokens, or groups "
+      "exchange heads and pass keys round between them; auto: by the cost "
+      "model",
       kContextWayNames);
+  section.field(
+      "context_ulysses", options.ulysses,
+      "with ulysses_ring: neighbouring ranks that exchange heads; it divides "
+      "cp; 0: by the cost model",
+      {.at_least = 0, .at_most = kLargestDegree});
 }
 
 void bind(config::Section& section, CommOptions& options) {

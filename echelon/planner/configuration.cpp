@@ -252,6 +252,12 @@ std::string layout_table(const cost::Strategy& strategy) {
   table.degree("pp", layout.pp);
   table.degree("cp", layout.cp);
   table.degree("ep", layout.ep);
+  if (layout.cp > 1 && strategy.context.way != ContextWay::automatic) {
+    table.word("context", to_string(strategy.context.way));
+    if (strategy.context.way == ContextWay::ulysses_ring) {
+      table.number("context_ulysses", strategy.context.ulysses);
+    }
+  }
   put_order(table, layout);
   if (layout.pp > 1) {
     table.number("microbatches", strategy.num_microbatches());
@@ -266,7 +272,8 @@ std::string layout_table(const cost::Strategy& strategy) {
 
 std::string shard_table(const cost::Strategy& strategy) {
   Table table("shard");
-  if (strategy.layout.dp_shard > 1) {
+  const bool by_context = strategy.layout.cp > 1 && strategy.zero_stage > 0;
+  if (strategy.layout.dp_shard > 1 || by_context) {
     table.number("stage", std::max<int64_t>(1, strategy.zero_stage));
     if (strategy.zero_stage == 3) {
       table.word("gather", strategy.unshard_once ? "step" : "use");

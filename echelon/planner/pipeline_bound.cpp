@@ -144,8 +144,17 @@ const LayerTimes::Sums& LayerTimes::of(
   // Counted layers accumulate gradients over microbatches.
   const int64_t microbatches =
       job_.model.transformer ? 0 : group.num_microbatches();
-  const Key key = {layout.tp, layout.cp,    layout.ep, group.sequence_parallel,
-                   samples,   microbatches, kind,      processor};
+  const Key key = {
+      layout.tp,
+      layout.cp,
+      layout.ep,
+      group.sequence_parallel,
+      samples,
+      microbatches,
+      kind,
+      processor,
+      group.context.way,
+      group.context.ulysses};
   const auto [at, is_new] = sums_.try_emplace(key);
   if (is_new) at->second = compute(group, samples, first_rank, rank);
   return at->second;
@@ -250,7 +259,9 @@ PipelineTimes::Key PipelineTimes::key_of(const cost::Strategy& strategy) {
   return {
       .numbers =
           {layout.data_degree(), layout.tp, layout.pp, layout.cp, layout.ep,
-           strategy.microbatch_size, strategy.stages_per_rank},
+           strategy.microbatch_size, strategy.stages_per_rank,
+           static_cast<int64_t>(strategy.context.way),
+           strategy.context.ulysses},
       .sequence_parallel = strategy.sequence_parallel,
       .order = layout.order,
       .schedule = strategy.schedule,

@@ -64,7 +64,8 @@ class LayerTimes {
 
  private:
   using Key = std::tuple<
-      int64_t, int64_t, int64_t, bool, int64_t, int64_t, int64_t, bool>;
+      int64_t, int64_t, int64_t, bool, int64_t, int64_t, int64_t, bool,
+      ContextWay, int64_t>;
   Sums compute(
       const cost::Strategy& group, int64_t samples, int64_t first_rank,
       int64_t rank) const;
@@ -111,7 +112,7 @@ class PipelineTimes {
 
  private:
   struct Key {
-    std::array<int64_t, 7> numbers;  // degrees, microbatch, stages
+    std::array<int64_t, 9> numbers;  // degrees, microbatch, stages, context
     bool sequence_parallel;
     AxisOrder order;
     ScheduleKind schedule;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "echelon/cost/context_way.h"
 #include "echelon/cost/step_estimate.h"
 #include "echelon/layout/partition.h"
 #include "echelon/planner/axis_orders.h"
@@ -90,7 +91,14 @@ class Lister {
 
  private:
   bool with_context() const {
-    return rules_.context_parallel && job_.model.transformer.has_value();
+    if (!rules_.context_parallel || !job_.model.transformer) return false;
+    if (job_.framework != "echelon") return true;
+    // check_job (job/check_job.h) refuses the others: windows, and losses of a
+    // mixture's router.
+    const auto& shape = *job_.model.transformer;
+    const int64_t seq = job_.seq_len > 0 ? job_.seq_len : job_.model.seq_len;
+    return shape.experts.experts == 0 &&
+           (shape.window == 0 || shape.window >= seq);
   }
   bool with_experts() const {
     return rules_.expert_parallel && job_.model.transformer &&
@@ -133,8 +141,16 @@ class Lister {
     if (!job_.cluster.mixed() && !orders.empty()) orders = {orders[0]};
     for (const int order : orders) {
       strategy.layout.order = axis_orders()[static_cast<size_t>(order)];
+      choose_context(strategy);
       sequence_parallel(strategy);
     }
+  }
+
+  void choose_context(cost::Strategy& strategy) {
+    if (layout_.cp == 1 || job_.framework != "echelon") return;
+    const cost::Strategy open = cost::with_microbatch(strategy, 1);
+    strategy.context =
+        cost::choose_context_way(job_.model, open, job_.cluster).options;
   }
 
   void sequence_parallel(cost::Strategy strategy) {
@@ -267,9 +283,7 @@ FrameworkRules rules_of_framework(const std::string& framework) {
         .orders = {0},
         .offload = true};
   }
-  const bool other = framework != "echelon";
   return {
-      .context_parallel = other,
       .schedules = {kScheduleKinds.begin(), kScheduleKinds.end()},
       .zero_stages = {1, 2, 3},
       .unshard_once = true,
@@ -372,8 +386,15 @@ std::vector<cost::Strategy>
 list_variants(const SearchJob& job, const cost::Strategy& group) {
   const FrameworkRules rules = rules_of_framework(job.framework);
   std::vector<cost::Strategy> variants;
+  // Echelon's ranks of cp shard what those of fsdp do, wherever parameters are
+  // in shards: also where they are used in another precision.
+  const bool low = job.precision == cluster::Precision::bf16 ||
+                   job.precision == cluster::Precision::fp16;
+  const bool shards =
+      group.layout.dp_shard > 1 ||
+      (job.framework == "echelon" && group.layout.cp > 1 && low);
   for (cost::Strategy variant : with_schedules(job, rules, group)) {
-    if (group.layout.dp_shard == 1) {
+    if (!shards) {
       variants.push_back(variant);
       continue;
     }

@@ -146,6 +146,9 @@ cost::Strategy configured_strategy(const Job& job) {
   strategy.schedule = job.pipeline.schedule;
   strategy.stages_per_rank = job.pipeline.stages_per_rank;
   strategy.sequence_parallel = job.tensor.sequence_parallel;
+  strategy.context = job.context;
+  strategy.masks_attention =
+      job.model.dropout > 0 || job.data.documents != Documents::packed;
   strategy.recompute =
       cost::recompute_of(job.memory.recompute).value_or(cost::Recompute::none);
   strategy.precision = precision_of(job);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "echelon/cluster/local_cluster.h"
+#include "echelon/cost/context_way.h"
 #include "echelon/error.h"
 #include "echelon/layout/mesh.h"
 #include "echelon/text/format.h"
@@ -75,13 +76,18 @@ report::StepPrediction prediction_of(
 
 report::StepPrediction
 predict_step(const Configured& what, const cluster::Cluster& cluster) {
+  cost::Strategy strategy = what.strategy;
+  if (what.model.transformer) {
+    strategy.context =
+        cost::choose_context_way(what.model, strategy, cluster).options;
+  }
   // At least one pipeline; other ranks do much the same.
-  const Layout& layout = what.strategy.layout;
+  const Layout& layout = strategy.layout;
   const int64_t ranks = std::clamp<int64_t>(layout.pp, kFewRanks, kMostRanks);
   const simulator::SimulatedRun run = simulator::simulate(
-      what.model, what.strategy, cluster,
+      what.model, strategy, cluster,
       {.timeline_ranks = std::min(ranks, layout.num_ranks())});
-  return prediction_of(run, what.strategy, cluster);
+  return prediction_of(run, strategy, cluster);
 }
 
 }  // namespace echelon::predict

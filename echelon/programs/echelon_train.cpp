@@ -31,6 +31,7 @@
 #include "echelon/job/run_folder.h"
 #include "echelon/launch/fork_server.h"
 #include "echelon/memory_plan/memory_plan.h"
+#include "echelon/predict/context.h"
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
@@ -220,7 +221,10 @@ int run_plan(Arguments& arguments) {
       .colours = arguments.flag("--colours"),
       .columns = static_cast<size_t>(arguments.number("--columns", 80))};
   arguments.end();
-  const Job job = load_job(config);
+  Job job = load_job(config);
+  const auto context = predict::choose_context(
+      job, job.layout.num_ranks(), job.comm.device == DeviceKind::cpu);
+  job.context = context.options;
   const memory_plan::MemoryModel model = count_memory(job);
   if (fits) {
     std::string excess = memory_plan::explain_limit(
@@ -233,6 +237,7 @@ int run_plan(Arguments& arguments) {
     return 0;
   }
   const memory_plan::MemoryPlan plan = memory_plan::plan_memory(model, job);
+  if (!json && !context.why.empty()) std::cout << context.why << "\n";
   std::cout << (json ? memory_plan::to_json(plan, model, job) + "\n"
                      : memory_plan::to_text(plan, model, job, options))
             << std::flush;

@@ -192,15 +192,17 @@ class LayerPass {
   // The part that computation hides slows it down.
   void add_collective(const cost::Operation& operation, bool again) {
     const double seconds = seconds_of(operation);
+    const double hidden =
+        cost::hidden_seconds(operation, in_.strategy, in_.cluster, in_.rank);
     for (Instruction one : traffic_.collective(
              operation.collective, mask_of(operation.axis), operation.bytes,
              layer_.name + " " + operation.name)) {
-      one.collective_seconds = seconds * (1 - operation.hideable);
+      one.collective_seconds = seconds - hidden;
       list_.push_back(one);
     }
     add_compute(
         list_, work_of(operation, again),
-        seconds * operation.hideable * in_.framework.overlap_slowdown);
+        hidden * in_.framework.overlap_slowdown);
   }
 
   const StageProgramInput& in_;

@@ -37,6 +37,7 @@
 #include "echelon/text/units.h"
 #include "echelon/timeline/rollback.h"
 #include "echelon/train/batch_division.h"
+#include "echelon/train/chosen_context.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/non_finite.h"
 #include "echelon/train/record_collectives.h"
@@ -229,7 +230,7 @@ Loop::Loop(
       job_(as_saved(job, layers)),
       world_(world),
       folder_(std::move(folder)),
-      groups_(world, job.layout),
+      groups_(mesh_groups(world, job)),
       data_(open_data(job.data, job.train.seed)),
       loader_(*data_.train, training_batches(job, data_, groups_)),
       total_steps_(total_steps(job.train, loader_.batches_per_epoch())),
@@ -1068,8 +1069,9 @@ TrainResult train(
   at::set_num_threads(
       job.train.threads > 0 ? static_cast<int>(job.train.threads)
                             : world.compute_threads());
+  const Job chosen = with_chosen_context(job, world);
   try {
-    Loop loop(job, world, folder, layers, doors);
+    Loop loop(chosen, world, folder, layers, doors);
     try {
       return loop.run();
     } catch (...) {

@@ -21,6 +21,7 @@
 #include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/text/units.h"
+#include "echelon/train/chosen_context.h"
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
 #include "echelon/train/strategies/step.h"
@@ -199,8 +200,8 @@ Job in_float64(Job job) {
 void save_steps(
     const Job& given, World& world, int64_t steps,
     const std::filesystem::path& folder, const LayerFactory& layers) {
-  const Job job = in_float64(given);
-  const MeshGroups groups(world, job.layout);
+  const Job job = with_chosen_context(in_float64(given), world);
+  const MeshGroups groups = mesh_groups(world, job);
   const TrainingData data = open_data(job.data, job.train.seed);
   const ModelSource source = model_source(job, layers, data.train->spec());
   Run run(job, data, ModelPlace{source, world, groups}, steps);
@@ -211,8 +212,8 @@ void save_steps(
 VerifyResult verify(
     const Job& given, World& world, const VerifyOptions& options,
     const LayerFactory& layers) {
-  const Job job = in_float64(given);
-  const MeshGroups groups(world, job.layout);
+  const Job job = with_chosen_context(in_float64(given), world);
+  const MeshGroups groups = mesh_groups(world, job);
   const TrainingData data = open_data(job.data, job.train.seed);
   const ModelSource source = model_source(job, layers, data.train->spec());
   const auto list = trained_parameters(source);

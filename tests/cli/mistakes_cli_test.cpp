@@ -84,6 +84,9 @@ const std::vector<Mistake>& mistakes() {
       {"train gpt.toml --layout cp=400", 2, "each rank needs one; cp may be"},
       {"train gpt.toml --layout cp=3 --set layout.context=ulysses", 2,
        "set context = \"ring\" or \"all_gather\""},
+      {"train gpt.toml --layout cp=4 --set layout.context=ulysses_ring --set "
+       "layout.context_ulysses=3",
+       2, "it divides into groups of 1, 2, 4"},
       {"train gpt.toml --layout cp=2 --set layout.context=rings", 2,
        "did you mean \"ring\"?"},
       {"train gpt.toml --layout tp=3", 2, "tp may be 2 at most"},

@@ -110,7 +110,7 @@ void run(const std::string& config) {
   const Job job = load_job(config);
   World world = World::from_environment(job.comm);
   at::set_num_threads(1);
-  const MeshGroups groups(world, job.layout);
+  const MeshGroups groups = mesh_groups(world, job);
   const TrainingData data = open_data(job.data, job.train.seed);
   const ModelSource source = model_source(job, data.train->spec());
   const MemoryPlan plan = plan_memory(count_memory(job, source), job);

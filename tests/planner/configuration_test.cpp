@@ -92,6 +92,8 @@ void expect_same(const cost::Strategy& planned, const cost::Strategy& read) {
   EXPECT_EQ(read.optimizer, planned.optimizer);
   EXPECT_EQ(read.offload_optimizer, planned.offload_optimizer);
   EXPECT_EQ(read.offload_activations, planned.offload_activations);
+  EXPECT_EQ(read.context, planned.context);
+  EXPECT_EQ(read.masks_attention, planned.masks_attention);
   if (planned.recompute_layers < 0) {
     EXPECT_EQ(read.recompute, planned.recompute);
   }
@@ -254,6 +256,25 @@ TEST(PlanConfiguration, TrainAcceptsLongerSequencesThanAModelUsuallyHas) {
       {"gpt2", "a100-40gb:8", 32, {}, cluster::Precision::bf16, 4096});
   expect_accepted(
       {"llama-8b", "h100-sxm:8", 16, {}, cluster::Precision::bf16, 131072});
+}
+
+TEST(PlanConfiguration, TrainAcceptsCutSequences) {
+  for (const char* cp : {"2", "8", "16"}) {
+    expect_accepted(
+        {"llama-8b",
+         "h100-sxm:16",
+         16,
+         {{"cp", cp}},
+         cluster::Precision::bf16,
+         131072});
+    expect_accepted(
+        {"gpt2",
+         "a100-40gb:16",
+         16,
+         {{"cp", cp}},
+         cluster::Precision::fp32,
+         8192});
+  }
 }
 
 TEST(PlanConfiguration, TrainAcceptsMixturesOfExperts) {

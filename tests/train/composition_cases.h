@@ -9,6 +9,7 @@
 
 #include "echelon/models/build.h"
 #include "echelon/schedule/options.h"
+#include "echelon/text/format.h"
 #include "tests/train/small_run.h"
 
 namespace echelon::composition {
@@ -395,6 +396,33 @@ inline void add_context(Cases& cases) {
     adam.optimizer.name = OptimizerKind::adamw;
     adam.optimizer.learning_rate = 1e-3;
   }
+  // Groups exchange heads, and pass keys round between them.
+  const auto grouped = [&](const ModelOptions& model, const char* layout,
+                           const std::string& also = "",
+                           int64_t ranks = 2) -> Job& {
+    Job& job =
+        add(model, parse_layout(layout), ContextWay::ulysses_ring,
+            format(" in groups of {}", ranks) + also);
+    job.context.ulysses = ranks;
+    return job;
+  };
+  for (const auto& model : {tiny_gpt(), llama()}) {
+    grouped(model, "cp=4");
+    grouped(model, "cp=4", packed).data.documents = Documents::packed;
+    grouped(model, "cp=4", ", dropout 0.3").model.dropout = 0.3;
+    grouped(model, "cp=6");
+    for (const char* layout :
+         {"dp=2,cp=4", "tp=2,cp=4", "pp=2,cp=4", "fsdp=2,cp=4"}) {
+      grouped(model, layout);
+    }
+    Job& all = grouped(
+        model, "tp=2,cp=4", ", dropout 0.3, sequence parallel, recompute all");
+    all.model.dropout = 0.3;
+    all.tensor.sequence_parallel = true;
+    all.memory.recompute = Recompute::all;
+  }
+  grouped(llama(), "cp=6", "", 3);
+  grouped(llama(), "cp=6", packed, 3).data.documents = Documents::packed;
   // The partition counts layers without data.
   add(tiny_gpt(), {.cp = 2, .pp = 2}, ContextWay::ring, ", dropout 0.3")
       .model.dropout = 0.3;

@@ -96,7 +96,7 @@ The degrees therefore do not divide the heads, the features or the vocabulary, a
 The stage says what `fsdp` shards: 1 optimizer state, 2 also gradients, 3 also parameters. It is 3 where none is named. "gathered for a step" means
 that parameters stay unsharded until the step ends, and "gathered for a use" that they are resharded after each use (`[shard] gather`). gpt has a
 dropout of 0.3 in the rows that save memory. `order` names the axes, outermost first, where it is not the default (dp, fsdp, pp, cp, ep, tp). With
-`cp` sequences of 11 tokens are cut; "ring", "all_gather" and "ulysses" are the ways of its attention.
+`cp` sequences of 11 tokens are cut; "ring", "all_gather", "ulysses" and "ulysses_ring" are the ways of its attention.
 
 `tests/train/composition_test.cpp` writes and runs all rows.
 

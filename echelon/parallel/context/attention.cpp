@@ -37,7 +37,19 @@ using torch::autograd::variable_list;
 
 struct Call : torch::CustomClassHolder {
   ContextAttentionCall options;
-  ContextParallel context;
+  Group group = Group::alone("cp");  // that has the keys and values
+  bool passes = false;               // round the group; else they are gathered
+  SequenceCut cut;                   // over the group
+
+  int rank() const { return group.rank(); }
+  int size() const { return group.size(); }
+  bool is_used() const { return size() > 1; }
+  std::vector<IndexRange> pieces_of(int owner) const {
+    return cut.pieces_of(options.sequence, owner);
+  }
+  std::vector<int64_t> lengths() const {
+    return cut.lengths_of(options.sequence);
+  }
 };
 
 // [2, batch, kv_heads, tokens, size]
@@ -61,7 +73,7 @@ struct Passing {
 Passing pass_on(
     const Call& call, const Tensor& block, int64_t arriving_tokens, int tag,
     const char* what) {
-  const auto& group = call.context.group;
+  const auto& group = call.group;
   const int size = group.size();
   const Tensor sent = block.contiguous();
   Passing passing{.arriving = room_for(sent, arriving_tokens)};
@@ -79,25 +91,24 @@ Passing pass_on(
 }
 
 // The rank whose block is here in a step.
-int owner_of(const ContextParallel& context, int step) {
-  return (context.rank() + context.size() - step) % context.size();
+int owner_of(const Call& call, int step) {
+  return (call.rank() + call.size() - step) % call.size();
 }
 
 int64_t length_in_step(const Call& call, int step) {
-  return call.context.length_of(
-      call.options.sequence, owner_of(call.context, step));
+  return call.cut.length_of(call.options.sequence, owner_of(call, step));
 }
 
 // Calls visit(owner, block) for the blocks of all ranks, this rank's first.
 template <class Visit>
 void visit_ring(const Call& call, Tensor block, const Visit& visit) {
-  const int steps = call.context.size();
+  const int steps = call.size();
   for (int step = 0; step < steps; ++step) {
     Passing next;
     if (step + 1 < steps) {
       next = pass_on(call, block, length_in_step(call, step + 1), 0, " keys");
     }
-    visit(owner_of(call.context, step), block);
+    visit(owner_of(call, step), block);
     if (step + 1 == steps) return;
     next.work.wait();
     block = next.arriving;
@@ -108,7 +119,7 @@ void visit_ring(const Call& call, Tensor block, const Visit& visit) {
 // Returns the sum for this rank's block.
 template <class Visit>
 Tensor visit_ring_backward(const Call& call, Tensor block, const Visit& visit) {
-  const int steps = call.context.size();
+  const int steps = call.size();
   Tensor own;
   Passing sums;
   for (int step = 0; step < steps; ++step) {
@@ -116,7 +127,7 @@ Tensor visit_ring_backward(const Call& call, Tensor block, const Visit& visit) {
     if (step + 1 < steps) {
       next = pass_on(call, block, length_in_step(call, step + 1), 0, " keys");
     }
-    Tensor sum = visit(owner_of(call.context, step), block);
+    Tensor sum = visit(owner_of(call, step), block);
     if (step == 0) {
       own = sum;
     } else {
@@ -140,27 +151,21 @@ Tensor visit_ring_backward(const Call& call, Tensor block, const Visit& visit) {
 // All blocks as one tensor, in the order of the ranks.
 Tensor gathered(const Call& call, const Tensor& block) {
   return all_gather(
-      block, call.context.group, 3,
-      call.context.lengths_of(call.options.sequence),
-      call.options.label + " keys");
+      block, call.group, 3, call.lengths(), call.options.label + " keys");
 }
 
 // Calls visit(owner, block) for the blocks of `all`, this rank's first.
 template <class Visit>
 void visit_all(const Call& call, const Tensor& all, const Visit& visit) {
-  const auto lengths = call.context.lengths_of(call.options.sequence);
-  for (int step = 0; step < call.context.size(); ++step) {
-    const int owner = owner_of(call.context, step);
+  const auto lengths = call.lengths();
+  for (int step = 0; step < call.size(); ++step) {
+    const int owner = owner_of(call, step);
     int64_t begin = 0;
     for (int i = 0; i < owner; ++i) begin += lengths[static_cast<size_t>(i)];
     visit(
         owner, all.narrow(3, begin, lengths[static_cast<size_t>(owner)]),
         IndexRange{begin, begin + lengths[static_cast<size_t>(owner)]});
   }
-}
-
-bool passes_blocks(const ContextParallel& context) {
-  return context.is_used() && context.options.way == ContextWay::ring;
 }
 
 class Attention : public torch::autograd::Function<Attention> {
@@ -195,23 +200,21 @@ class Attention : public torch::autograd::Function<Attention> {
   // The result, and the log-sum-exp of all scores.
   static variable_list
   attend(const Tensor& query, const Tensor& own, const Call& call) {
-    const ContextAttentionCall& options = call.options;
-    const ContextParallel& context = call.context;
-    const BlockAttention attention(options, own.size(2), query);
+    const BlockAttention attention(call.options, own.size(2), query);
     const auto q = query.transpose(1, 2);
-    const auto positions = context.pieces_of(options.sequence);
+    const auto positions = call.pieces_of(call.rank());
     detail::MergedAttention merged(q.size(2));
     const auto visit = [&](int owner, const Tensor& block) {
-      const auto keys = context.pieces_of(options.sequence, owner);
+      const auto keys = call.pieces_of(owner);
       for (const auto& one : attention.blocks_of(positions, keys)) {
         merged.add(one.rows, attention.forward(q, block[0], block[1], one));
       }
     };
-    if (passes_blocks(context)) {
+    if (call.is_used() && call.passes) {
       visit_ring(call, own, visit);
     } else {
       visit_all(
-          call, context.is_used() ? gathered(call, own) : own,
+          call, call.is_used() ? gathered(call, own) : own,
           [&](int owner, const Tensor& block, const IndexRange&) {
             visit(owner, block);
           });
@@ -224,10 +227,8 @@ class Attention : public torch::autograd::Function<Attention> {
   // The gradients of query, key and value.
   static variable_list differentiate(
       const Tensor& gradient, const variable_list& saved, const Call& call) {
-    const ContextAttentionCall& options = call.options;
-    const ContextParallel& context = call.context;
     const Tensor own = packed(saved[1], saved[2]);
-    const BlockAttention attention(options, own.size(2), saved[0]);
+    const BlockAttention attention(call.options, own.size(2), saved[0]);
     BlockAttention::Saved all{
         .gradient = gradient.contiguous().transpose(1, 2),
         .query = saved[0].transpose(1, 2),
@@ -236,11 +237,11 @@ class Attention : public torch::autograd::Function<Attention> {
     if (!attention.fused()) {
       all.delta = (for_sums(all.gradient) * for_sums(all.out)).sum(-1);
     }
-    const auto positions = context.pieces_of(options.sequence);
+    const auto positions = call.pieces_of(call.rank());
     Tensor for_query;
     // Adds the gradients from one block to `sums`, for keys and values.
     const auto add = [&](int owner, const Tensor& block, const Tensor& sums) {
-      const auto keys = context.pieces_of(options.sequence, owner);
+      const auto keys = call.pieces_of(owner);
       for (const auto& one : attention.blocks_of(positions, keys)) {
         const auto part = attention.backward(all, block[0], block[1], one);
         add_rows(for_query, part.query, one.rows, all.query.size(2));
@@ -252,7 +253,7 @@ class Attention : public torch::autograd::Function<Attention> {
     };
     const auto wide = own.options().dtype(sum_dtype(own.scalar_type()));
     Tensor for_own;
-    if (passes_blocks(context)) {
+    if (call.is_used() && call.passes) {
       for_own =
           visit_ring_backward(call, own, [&](int owner, const Tensor& block) {
             auto sums = at::zeros(block.sizes(), wide);
@@ -260,18 +261,17 @@ class Attention : public torch::autograd::Function<Attention> {
             return sums;
           });
     } else {
-      const Tensor blocks = context.is_used() ? gathered(call, own) : own;
+      const Tensor blocks = call.is_used() ? gathered(call, own) : own;
       const auto sums = at::zeros(blocks.sizes(), wide);
       visit_all(
           call, blocks,
           [&](int owner, const Tensor& block, const IndexRange& place) {
             add(owner, block, sums.narrow(3, place.begin, place.size()));
           });
-      for_own = !context.is_used() ? sums
-                                   : reduce_scatter(
-                                         sums, context.group, 3,
-                                         context.lengths_of(options.sequence),
-                                         options.label + " key gradients");
+      for_own = !call.is_used() ? sums
+                                : reduce_scatter(
+                                      sums, call.group, 3, call.lengths(),
+                                      call.options.label + " key gradients");
     }
     const auto dtype = own.scalar_type();
     return {
@@ -295,76 +295,117 @@ class Attention : public torch::autograd::Function<Attention> {
   }
 };
 
+// Between the ranks of context.keys, each of which has the tokens of its
+// neighbours.
 Tensor attend_to_blocks(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const ContextParallel& context, const ContextAttentionCall& options) {
   auto call = c10::make_intrusive<Call>();
   call->options = options;
-  call->context = context;
+  call->group = context.keys;
+  call->passes = context.options.way != ContextWay::all_gather;
+  call->cut = context.cut_of_groups();
   return Attention::apply(query, key, value, call);
 }
 
-// ------------------------------------------------------------------ ulysses
+// ---------------------------------------------------- heads for tokens,
+// ulysses
 
-// x [batch, tokens_r, heads, size] -> [batch, sequence, heads of this rank,
-// size]; `heads` are those of each rank and may overlap.
+// The neighbours that exchange heads for tokens, and which each has.
+struct Exchange {
+  Group group = Group::alone("cp");
+  std::vector<IndexRange> queries;  // heads of each rank
+  std::vector<IndexRange> kv;       // those that its queries use; may overlap
+  /// The pieces of each rank within the tokens that the group has together.
+  std::vector<std::vector<IndexRange>> places;
+
+  size_t rank() const { return static_cast<size_t>(group.rank()); }
+  size_t size() const { return static_cast<size_t>(group.size()); }
+  int64_t tokens_of(size_t rank) const {
+    return places[rank][0].size() + places[rank][1].size();
+  }
+};
+
+Exchange
+exchange_of(const ContextParallel& context, const ContextAttentionCall& call) {
+  Exchange exchange{.group = context.heads};
+  const int size = context.heads.size();
+  const auto heads = static_cast<int64_t>(call.kv_of_query.size());
+  if (heads < size) {
+    throw ConfigError(format(
+        "{}: context = \"{}\" gives each of {} ranks a head, but a rank has "
+        "{} here; set context = \"ring\" or \"all_gather\", or exchange heads "
+        "between fewer ranks by a lower cp, tp or context_ulysses",
+        call.label, to_string(context.options.way), size, heads));
+  }
+  const int first = context.rank() - context.heads.rank();
+  int64_t end = 0;
+  for (int i = 0; i < size; ++i) {
+    exchange.queries.push_back(even_range(heads, i, size));
+    const auto& own = exchange.queries.back();
+    exchange.kv.push_back(
+        {call.kv_of_query[static_cast<size_t>(own.begin)],
+         call.kv_of_query[static_cast<size_t>(own.end - 1)] + 1});
+    const auto begin = std::exchange(
+        end, end + context.pieces_of(call.sequence, first + i)[0].size());
+    exchange.places.push_back({{begin, end}});
+  }
+  for (int i = size - 1; i >= 0; --i) {
+    const auto begin = std::exchange(
+        end, end + context.pieces_of(call.sequence, first + i)[1].size());
+    exchange.places[static_cast<size_t>(i)].push_back({begin, end});
+  }
+  return exchange;
+}
+
+// x [batch, tokens_r, heads, size] -> [batch, tokens of the group, heads of
+// this rank, size]; `heads` are those of each rank.
 Tensor exchange_tokens(
     const Tensor& x, const std::vector<IndexRange>& heads,
-    const ContextParallel& context, int64_t sequence,
-    const std::string& label) {
+    const Exchange& exchange, const std::string& label) {
   const int64_t batch = x.size(0);
   const int64_t width = x.size(3);
-  const auto lengths = context.lengths_of(sequence);
-  const int64_t own = heads[static_cast<size_t>(context.rank())].size();
+  const int64_t own = heads[exchange.rank()].size();
   std::vector<Tensor> parts;
   std::vector<int64_t> sent, received;
-  for (size_t rank = 0; rank < heads.size(); ++rank) {
+  for (size_t rank = 0; rank < exchange.size(); ++rank) {
     parts.push_back(x.narrow(2, heads[rank].begin, heads[rank].size())
                         .reshape({-1, width}));
     sent.push_back(parts.back().size(0));
-    received.push_back(batch * lengths[rank] * own);
+    received.push_back(batch * exchange.tokens_of(rank) * own);
   }
   const auto all =
-      all_to_all(at::cat(parts), context.group, sent, received, label)
+      all_to_all(at::cat(parts), exchange.group, sent, received, label)
           .split_with_sizes(received);
-  // Piece p of the sequence is the first of rank p, or the second of the rank
-  // that has as many pieces behind it.
-  const int ranks = context.size();
-  std::vector<Tensor> pieces;
-  for (int piece = 0; piece < 2 * ranks; ++piece) {
-    const int rank = std::min(piece, 2 * ranks - 1 - piece);
-    const auto own_pieces = context.pieces_of(sequence, rank);
-    const bool second = piece >= ranks;
-    pieces.push_back(
-        all[static_cast<size_t>(rank)]
-            .view({batch, lengths[static_cast<size_t>(rank)], own, width})
-            .narrow(
-                1, second ? own_pieces[0].size() : 0,
-                own_pieces[second ? 1 : 0].size()));
+  std::vector<Tensor> pieces(2 * exchange.size());
+  for (size_t rank = 0; rank < exchange.size(); ++rank) {
+    const auto& places = exchange.places[rank];
+    const auto both =
+        all[rank]
+            .view({batch, exchange.tokens_of(rank), own, width})
+            .split_with_sizes({places[0].size(), places[1].size()}, 1);
+    pieces[rank] = both[0];
+    pieces[pieces.size() - 1 - rank] = both[1];
   }
   return at::cat(pieces, 1);
 }
 
-// The way back: x [batch, sequence, heads of this rank, size] -> [batch,
-// tokens_r, all heads, size], for heads that do not overlap.
+// The way back: x [batch, tokens of the group, heads of this rank, size] ->
+// [batch, tokens_r, all heads, size].
 Tensor exchange_heads(
-    const Tensor& x, const std::vector<IndexRange>& heads,
-    const ContextParallel& context, const std::string& label) {
+    const Tensor& x, const Exchange& exchange, const std::string& label) {
   const int64_t batch = x.size(0);
-  const int64_t sequence = x.size(1);
   const int64_t width = x.size(3);
-  const int64_t tokens = context.length_of(sequence);
+  const int64_t tokens = exchange.tokens_of(exchange.rank());
   std::vector<Tensor> parts;
   std::vector<int64_t> sent, received;
-  for (int rank = 0; rank < context.size(); ++rank) {
-    parts.push_back(
-        rows_at(x, 1, context.pieces_of(sequence, rank)).reshape({-1, width}));
+  for (size_t rank = 0; rank < exchange.size(); ++rank) {
+    parts.push_back(rows_at(x, 1, exchange.places[rank]).reshape({-1, width}));
     sent.push_back(parts.back().size(0));
-    received.push_back(
-        batch * tokens * heads[static_cast<size_t>(rank)].size());
+    received.push_back(batch * tokens * exchange.queries[rank].size());
   }
   const auto all =
-      all_to_all(at::cat(parts), context.group, sent, received, label)
+      all_to_all(at::cat(parts), exchange.group, sent, received, label)
           .split_with_sizes(received);
   std::vector<Tensor> columns;
   for (const auto& one : all) {
@@ -374,27 +415,13 @@ Tensor exchange_heads(
   return at::cat(columns, 2);
 }
 
+// Attention of this rank's heads over the tokens of its neighbours.
 Tensor attend_by_heads(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const ContextParallel& context, const ContextAttentionCall& call) {
-  const auto heads = static_cast<int64_t>(call.kv_of_query.size());
-  if (heads < context.size()) {
-    throw ConfigError(format(
-        "{}: context = \"ulysses\" gives each of cp={} ranks a head, but a "
-        "rank has {} here; set context = \"ring\" or \"all_gather\", or lower "
-        "cp or tp",
-        call.label, context.size(), heads));
-  }
-  std::vector<IndexRange> of_query, of_kv;
-  for (int rank = 0; rank < context.size(); ++rank) {
-    of_query.push_back(even_range(heads, rank, context.size()));
-    const auto& own = of_query.back();
-    of_kv.push_back(
-        {call.kv_of_query[static_cast<size_t>(own.begin)],
-         call.kv_of_query[static_cast<size_t>(own.end - 1)] + 1});
-  }
-  const auto mine = of_query[static_cast<size_t>(context.rank())];
-  const int64_t first_kv = of_kv[static_cast<size_t>(context.rank())].begin;
+  const Exchange exchange = exchange_of(context, call);
+  const auto mine = exchange.queries[exchange.rank()];
+  const int64_t first_kv = exchange.kv[exchange.rank()].begin;
   ContextAttentionCall here = call;
   here.kv_of_query.clear();
   for (int64_t head = mine.begin; head < mine.end; ++head) {
@@ -408,16 +435,15 @@ Tensor attend_by_heads(
       return kept(like, begin + first, queries, keys);
     };
   }
-  const auto send = [&](const Tensor& x, const auto& ranges, const char* what) {
-    return exchange_tokens(
-        x, ranges, context, call.sequence, call.label + what);
+  const auto send = [&](const Tensor& x, const auto& heads, const char* what) {
+    return exchange_tokens(x, heads, exchange, call.label + what);
   };
-  const auto q = send(query, of_query, " queries");
-  const auto k = send(key, of_kv, " keys");
-  const auto v = send(value, of_kv, " values");
+  const auto q = send(query, exchange.queries, " heads of queries");
+  const auto k = send(key, exchange.kv, " heads of keys");
+  const auto v = send(value, exchange.kv, " heads of values");
   return exchange_heads(
-      attend_to_blocks(q, k, v, {}, here), of_query, context,
-      call.label + " outputs");
+      attend_to_blocks(q, k, v, context, here), exchange,
+      call.label + " heads of outputs");
 }
 
 }  // namespace
@@ -425,7 +451,7 @@ Tensor attend_by_heads(
 Tensor context_attention(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const ContextParallel& context, const ContextAttentionCall& call) {
-  if (context.is_used() && context.options.way == ContextWay::ulysses) {
+  if (context.heads.size() > 1) {
     return attend_by_heads(query, key, value, context, call);
   }
   return attend_to_blocks(query, key, value, context, call);

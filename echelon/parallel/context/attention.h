@@ -13,8 +13,12 @@
 //               heads, and a second one brings the results back. It sends the
 //               least, and needs a head for each rank. Jacobs et al.,
 //               "DeepSpeed Ulysses", 2023, arXiv:2309.14509.
+//   ulysses_ring  Groups of neighbours exchange heads for tokens, as in
+//               `ulysses`; keys and values of these heads then pass round the
+//               groups, as in `ring`: for more ranks than heads. Fang and Zhao,
+//               "USP", 2024, arXiv:2405.07719.
 //
-// All three compute the same and keep only this rank's part for backward.
+// All compute the same and keep only this rank's part for backward.
 #pragma once
 
 #include <torch/types.h>
@@ -57,9 +61,9 @@ struct ContextAttentionCall {
 /// Every rank of the group calls this. Blocks without a mask use the fused
 /// kernel of CPUs; with documents or dropout, and on other devices, matrices of
 /// scores are made a few rows at a time. Blocks in which no query sees a key
-/// are skipped. Throws ConfigError when `ulysses` has fewer heads than ranks.
-/// Its backward cannot be differentiated again, except that of `ulysses`' all-
-/// to-all.
+/// are skipped. Throws ConfigError when heads are exchanged between more ranks
+/// than there are heads. Its backward cannot be differentiated again, except
+/// that of the all-to-all.
 torch::Tensor context_attention(
     const torch::Tensor& query, const torch::Tensor& key,
     const torch::Tensor& value, const ContextParallel& context,

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "echelon/layers/computing_device.h"
@@ -19,6 +20,9 @@ using torch::Tensor;
 
 // Scores are made for as many rows at a time as give this many of them.
 constexpr int64_t kScores = int64_t{1} << 22;
+
+// The log-sum-exp of CUDA's efficient kernel has a multiple of so many rows.
+constexpr int64_t kAlignedRows = 32;
 
 // Below every score, and finite in float32.
 constexpr double kLeastScore = -1e30;
@@ -57,9 +61,7 @@ BlockAttention::BlockAttention(
     : call_(call),
       kv_heads_(kv_heads),
       sums_(sum_dtype(like.scalar_type())),
-      fused_(
-          !call.documents.defined() && call.dropout == 0 &&
-          (like.is_cpu() || like.is_meta())) {
+      kernel_(kernel_for(call, like)) {
   const auto heads = static_cast<int64_t>(call.kv_of_query.size());
   group_ = heads % kv_heads == 0 ? heads / kv_heads : 0;
   for (int64_t head = 0; head < heads && group_ > 0; ++head) {
@@ -72,10 +74,27 @@ BlockAttention::BlockAttention(
   }
 }
 
+BlockAttention::Kernel BlockAttention::kernel_for(
+    const ContextAttentionCall& call, const Tensor& like) {
+  if (call.documents.defined() || call.dropout > 0) return Kernel::none;
+  if (like.is_cpu() || like.is_meta()) return Kernel::cpu;
+  if (!like.is_cuda()) return Kernel::none;
+  // What the kernels take: rows of whole 16 bytes, and at most 256 elements of
+  // a head. A GPU that trains in bfloat16 is new enough for `flash`.
+  const int64_t size = like.size(-1);
+  const auto dtype = like.scalar_type();
+  if (dtype == torch::kBFloat16 && size % 8 == 0 && size <= 256) {
+    return Kernel::flash;
+  }
+  const bool takes = (dtype == torch::kHalf && size % 8 == 0) ||
+                     (dtype == torch::kFloat32 && size % 4 == 0);
+  return takes && size <= 256 ? Kernel::efficient : Kernel::none;
+}
+
 std::vector<ScoreBlock> BlockAttention::blocks_of(
     const std::vector<IndexRange>& queries,
     const std::vector<IndexRange>& keys) const {
-  auto blocks = score_blocks(queries, keys, fused_);
+  auto blocks = score_blocks(queries, keys, fused());
   std::erase_if(blocks, [&](const auto& one) { return !sees_any(one); });
   return blocks;
 }
@@ -148,18 +167,76 @@ Tensor BlockAttention::kept(
       probabilities, 0, moved(rows, block.queries.begin), block.keys);
 }
 
+BlockAttention::Result BlockAttention::fused_forward(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    bool causal) const {
+  constexpr double kNoDropout = 0;
+  const double scale = scale_of(query);
+  Tensor out, lse;
+  if (kernel_ == Kernel::cpu) {
+    std::tie(out, lse) = at::_scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, kNoDropout, causal, /*attn_mask=*/std::nullopt,
+        scale);
+  } else if (kernel_ == Kernel::flash) {
+    const auto results = at::_scaled_dot_product_flash_attention(
+        query, key, value, kNoDropout, causal, /*return_debug_mask=*/false,
+        scale);
+    out = std::get<0>(results);
+    lse = std::get<1>(results);
+  } else {
+    const auto results = at::_scaled_dot_product_efficient_attention(
+        query, key, value, /*attn_bias=*/std::nullopt,
+        /*compute_log_sumexp=*/true, kNoDropout, causal, scale);
+    out = std::get<0>(results);
+    // It has rows up to a multiple of kAlignedRows.
+    lse = std::get<1>(results).narrow(2, 0, query.size(2));
+  }
+  return {out.to(sums_), lse};
+}
+
+BlockAttention::Gradients BlockAttention::fused_backward(
+    const Tensor& gradient, const Tensor& query, const Tensor& key,
+    const Tensor& value, const Tensor& out, const Tensor& lse,
+    bool causal) const {
+  constexpr double kNoDropout = 0;
+  const double scale = scale_of(query);
+  if (kernel_ == Kernel::cpu) {
+    auto [for_q, for_k, for_v] =
+        at::_scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, query, key, value, out, rows_before_heads(lse),
+            kNoDropout, causal, /*attn_mask=*/std::nullopt, scale);
+    return {for_q, for_k, for_v};
+  }
+  // The state of the random numbers that nothing draws.
+  const Tensor unused = at::empty({}, query.options().dtype(torch::kInt64));
+  if (kernel_ == Kernel::flash) {
+    auto [for_q, for_k, for_v] =
+        at::_scaled_dot_product_flash_attention_backward(
+            gradient, query, key, value, out, lse.contiguous(),
+            /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, query.size(2), key.size(2),
+            kNoDropout, causal, at::empty({2}, unused.options()), unused,
+            scale);
+    return {for_q, for_k, for_v};
+  }
+  const int64_t missing =
+      (kAlignedRows - query.size(2) % kAlignedRows) % kAlignedRows;
+  auto [for_q, for_k, for_v, for_bias] =
+      at::_scaled_dot_product_efficient_attention_backward(
+          gradient, query, key, value, /*attn_bias=*/{}, out,
+          at::constant_pad_nd(
+              lse, {0, missing}, std::numeric_limits<double>::infinity())
+              .contiguous(),
+          unused, unused, kNoDropout, {true, true, true, false}, causal, scale);
+  return {for_q, for_k, for_v};
+}
+
 BlockAttention::Result BlockAttention::forward(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const ScoreBlock& block) const {
   const auto q = rows_of(query, block.rows);
   const auto k = for_queries(rows_of(key, block.columns));
   const auto v = for_queries(rows_of(value, block.columns));
-  if (fused_) {
-    auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, /*dropout_p=*/0.0, block.causal, /*attn_mask=*/std::nullopt,
-        scale_of(q));
-    return {out.to(sums_), lse};
-  }
+  if (fused()) return fused_forward(q, k, v, block.causal);
   const auto wide = q.options().dtype(sums_);
   Result result{
       at::empty(q.sizes(), wide), at::empty(q.sizes().slice(0, 3), wide)};
@@ -188,13 +265,10 @@ BlockAttention::Gradients BlockAttention::backward(
   const auto lse = saved.lse.narrow(2, block.rows.begin, block.rows.size());
   const auto k = for_queries(rows_of(key, block.columns));
   const auto v = for_queries(rows_of(value, block.columns));
-  if (fused_) {
-    auto [for_q, for_k, for_v] =
-        at::_scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, q, k, v, rows_of(saved.out, block.rows),
-            rows_before_heads(lse), /*dropout_p=*/0.0, block.causal,
-            /*attn_mask=*/std::nullopt, scale_of(q));
-    return {for_q.to(sums_), for_keys(for_k), for_keys(for_v)};
+  if (fused()) {
+    const auto part = fused_backward(
+        gradient, q, k, v, rows_of(saved.out, block.rows), lse, block.causal);
+    return {part.query.to(sums_), for_keys(part.key), for_keys(part.value)};
   }
   const auto delta = saved.delta.narrow(2, block.rows.begin, block.rows.size());
   const auto wide = q.options().dtype(sums_);

@@ -10,6 +10,7 @@
 
 #include <torch/types.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "echelon/parallel/context/attention.h"
@@ -25,9 +26,9 @@ class BlockAttention {
       const ContextAttentionCall& call, int64_t kv_heads,
       const torch::Tensor& like);
 
-  /// Whether scores need no mask but that of a causal rectangle, so that the
+  /// Whether scores need no mask but that of a causal rectangle, so that a
   /// fused kernel takes them and rectangles may be merged.
-  bool fused() const { return fused_; }
+  bool fused() const { return kernel_ != Kernel::none; }
 
   /// The rectangles in which queries at some positions see some keys.
   std::vector<ScoreBlock> blocks_of(
@@ -61,6 +62,20 @@ class BlockAttention {
       const ScoreBlock& block) const;
 
  private:
+  /// Fused kernels of LibTorch: `flash` and `efficient` are those of CUDA, the
+  /// latter for more dtypes.
+  enum class Kernel : uint8_t { none, cpu, flash, efficient };
+  static Kernel
+  kernel_for(const ContextAttentionCall& call, const torch::Tensor& like);
+  Result fused_forward(
+      const torch::Tensor& query, const torch::Tensor& key,
+      const torch::Tensor& value, bool causal) const;
+  /// `lse` is over all blocks, as `out` is. The gradients are of the queries'
+  /// heads.
+  Gradients fused_backward(
+      const torch::Tensor& gradient, const torch::Tensor& query,
+      const torch::Tensor& key, const torch::Tensor& value,
+      const torch::Tensor& out, const torch::Tensor& lse, bool causal) const;
   torch::Tensor for_queries(const torch::Tensor& kv) const;
   torch::Tensor for_keys(const torch::Tensor& gradient) const;
   torch::Tensor scores(
@@ -74,7 +89,7 @@ class BlockAttention {
   const ContextAttentionCall& call_;
   int64_t kv_heads_;
   torch::Dtype sums_;
-  bool fused_;
+  Kernel kernel_;
   int64_t group_ = 1;      // query heads per key/value head; 0: they differ
   torch::Tensor indices_;  // kv_of_query, where they differ
 };

@@ -241,19 +241,23 @@ int64_t passes_per_step(const Job& job) {
   return job.layout.pp > 1 ? microbatches_of(job) : job.train.accumulate;
 }
 
+MeshGroups mesh_groups(World& world, const Job& job) {
+  return {world, job.layout, head_ranks(job.context, job.layout.cp)};
+}
+
 TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups) {
   return {
       groups.along(Axis::tp),
       job.tensor,
-      {groups.along(Axis::cp), job.context},
+      {groups.along(Axis::cp), job.context, groups.context_heads(),
+       groups.context_keys()},
       groups.along(Axis::ep)};
 }
 
 TensorParallel silent_tensor_parallel(const Job& job, int rank) {
   return {
-      Group::silent("tp", rank, static_cast<int>(job.layout.tp)),
-      job.tensor,
-      {Group::silent("cp", 0, static_cast<int>(job.layout.cp)), job.context},
+      Group::silent("tp", rank, static_cast<int>(job.layout.tp)), job.tensor,
+      ContextParallel::silent(0, static_cast<int>(job.layout.cp), job.context),
       Group::silent("ep", 0, static_cast<int>(job.layout.ep))};
 }
 

@@ -95,7 +95,11 @@ with_samples(int64_t samples, const std::vector<int64_t>& shape);
 /// a pipeline, or accumulated ones.
 int64_t passes_per_step(const Job& job);
 
-/// What this rank's layers are built with.
+/// The groups of the job's ranks. Every rank of the world calls this.
+MeshGroups mesh_groups(World& world, const Job& job);
+
+/// What this rank's layers are built with. `groups` are the job's, or of one
+/// rank.
 TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups);
 
 /// A rank of the job's tensor-parallel group that sends nothing, the first of

@@ -9,9 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "echelon/comm/mesh_groups.h"
 #include "echelon/comm/trace/record.h"
 #include "echelon/comm/world.h"
 #include "echelon/error.h"
+#include "tests/parallel/context/block_cases.h"
 #include "tests/support/error_text.h"
 #include "tests/support/parity.h"
 
@@ -122,23 +124,36 @@ void expect_one_device(
   expect_close("value", context.cut(whole.value.grad(), 1), v.grad());
 }
 
+ContextParallel context_of(World& world, const ContextParallelOptions& how) {
+  const MeshGroups groups(
+      world, {.cp = world.size()}, head_ranks(how, world.size()));
+  return {
+      groups.along(Axis::cp), how, groups.context_heads(),
+      groups.context_keys()};
+}
+
 class ContextAttention : public testing::TestWithParam<Case> {};
 
 TEST_P(ContextAttention, EqualsOneDevice) {
   const Case one = GetParam();
   const Whole whole(one);
   const auto heads = static_cast<int64_t>(one.kv_of_query.size());
+  const auto expect_same = [&](int ranks, const ContextParallelOptions& how) {
+    if (head_ranks(how, ranks) > heads) return;
+    SCOPED_TRACE(to_string(how.way) + " on " + std::to_string(ranks));
+    run_ranks(ranks, [&](World& world) {
+      at::set_num_threads(1);
+      expect_one_device(one, whole, context_of(world, how));
+    });
+  };
   for (const auto way :
        {ContextWay::ring, ContextWay::all_gather, ContextWay::ulysses}) {
-    for (const int ranks : {1, 2, 3, 4}) {
-      if (way == ContextWay::ulysses && ranks > heads) continue;
-      SCOPED_TRACE(to_string(way) + " on " + std::to_string(ranks));
-      run_ranks(ranks, [&](World& world) {
-        at::set_num_threads(1);
-        expect_one_device(one, whole, {world.group(), {way}});
-      });
-    }
+    for (const int ranks : {1, 2, 3, 4}) expect_same(ranks, {way});
   }
+  if (one.sequence < 6) return;
+  expect_same(4, {ContextWay::ulysses_ring, 2});
+  expect_same(6, {ContextWay::ulysses_ring, 2});
+  expect_same(6, {ContextWay::ulysses_ring, 3});
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -159,6 +174,11 @@ INSTANTIATE_TEST_SUITE_P(
             .dropout = 0.3}),
     [](const auto& one) { return std::string(one.param.name); });
 
+TEST(ContextAttentionBlocks, MergeToTheWhole) {
+  expect_merged_blocks(torch::kCPU, torch::kFloat64, 1e-12);
+  expect_merged_blocks(torch::kCPU, torch::kFloat32, 1e-5);
+}
+
 // Every rank has as many scores to compute, but for a token.
 TEST(ContextParallel, ZigZagCutsBalanceTheWork) {
   for (const int ranks : {2, 3, 4, 8}) {
@@ -177,6 +197,28 @@ TEST(ContextParallel, ZigZagCutsBalanceTheWork) {
       }
       if (rank == 0) first_work = work;
       EXPECT_EQ(work, first_work);
+    }
+  }
+}
+
+// Neighbours that bring their tokens together have two pieces, too, and as much
+// work as other neighbours.
+TEST(ContextParallel, NeighboursHaveTwoPieces) {
+  const SequenceCut ranks{12, 1}, groups{12, 3};
+  for (const int64_t sequence : {12, 13, 50, 96}) {
+    for (int64_t group = 0; group < groups.parts(); ++group) {
+      const auto pieces = groups.pieces_of(sequence, group);
+      ASSERT_EQ(pieces.size(), 2U);
+      int64_t length = 0;
+      for (int64_t rank = 3 * group; rank < 3 * group + 3; ++rank) {
+        const auto parts = ranks.pieces_of(sequence, rank);
+        for (size_t i = 0; i < 2; ++i) {
+          EXPECT_LE(pieces[i].begin, parts[i].begin);
+          EXPECT_GE(pieces[i].end, parts[i].end);
+          length += parts[i].size();
+        }
+      }
+      EXPECT_EQ(groups.length_of(sequence, group), length);
     }
   }
 }
@@ -235,7 +277,7 @@ TEST(ContextParallel, RefusesWhatCannotBeCut) {
     const ContextParallel heads{world.group(), {ContextWay::ulysses}};
     EXPECT_THAT(
         error_text<ConfigError>([&] { expect_one_device(one, whole, heads); }),
-        HasSubstr("set context = \"ring\" or \"all_gather\""));
+        HasSubstr("set context = \"ring\" or \"all_gather\", or exchange"));
   });
 }
 

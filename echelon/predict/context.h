@@ -1,0 +1,19 @@
+// How a job's ranks of cp work together: [layout] context = "auto".
+#pragma once
+
+#include <cstdint>
+
+#include "echelon/cost/context_way.h"
+#include "echelon/job/job.h"
+
+namespace echelon::predict {
+
+/// cost::choose_context_way() for a job on this machine, or on hosts like it
+/// with `ranks_per_host` each. Its rates are those of `echelon bench --save`,
+/// else of the catalogue, else guesses. `why` is one line for people, "context:
+/// ring: …". Models whose cost is not known take the ring. Hosts may have been
+/// measured differently: one rank asks for all.
+cost::ContextWayChoice
+choose_context(const Job& job, int64_t ranks_per_host, bool on_processor);
+
+}  // namespace echelon::predict
