@@ -405,12 +405,14 @@ void bind(config::Section& section, TrainOptions& options) {
       .field(
           "log", options.log,
           "what is written besides metrics.jsonl: \"tensorboard\", event files "
-          "in the run's folder tensorboard/")
+          "in the run's folder tensorboard/; \"otlp\", OpenTelemetry traces of "
+          "steps in otlp/")
       .rule([&] {
-        const bool known = std::ranges::all_of(
-            options.log,
-            [](const std::string& one) { return one == "tensorboard"; });
-        return known ? "" : "is a list of \"tensorboard\" alone, or empty";
+        const bool known =
+            std::ranges::all_of(options.log, [](const std::string& one) {
+              return one == "tensorboard" || one == "otlp";
+            });
+        return known ? "" : "is a list of \"tensorboard\" and \"otlp\"";
       });
   section.field(
       "eval_every", options.eval_every,

@@ -38,7 +38,7 @@ struct TrainOptions {
   std::string run = "runs/run";  // the folder that the run writes
   bool overwrite = false;        // replace the run folder
   int64_t log_every = 10;        // steps between two lines
-  /// What is written besides metrics.jsonl: "tensorboard".
+  /// What is written besides metrics.jsonl: "tensorboard", "otlp".
   std::vector<std::string> log;
   int64_t eval_every = 0;    // steps between two evaluations; 0: each epoch
   bool layer_norms = false;  // gradient norms of each layer, with each line

@@ -104,8 +104,9 @@ class Loop {
     double learning_rate = 0;
     double started = 0;  // seconds()
     double data_seconds = 0;
-    int64_t saver_phase = 0;  // when the saver's news were given
-    HostCopy numbers;         // sum_over_ranks()'s, update_on_device()'s
+    std::vector<timeline::Phase> parts;  // rank 0
+    int64_t saver_phase = 0;             // when the saver's news were given
+    HostCopy numbers;  // sum_over_ranks()'s, update_on_device()'s
   };
 
   // A step that was not finite, from which training goes back.
@@ -122,6 +123,7 @@ class Loop {
   }
   void settle();
   void go_back_or_fail(
+  void show_step(const Queued& queued, const StepSums& sums);
       const Queued& queued, const std::string& why, const std::string& advice);
   void go_back();
   void discard_later();
@@ -152,6 +154,12 @@ class Loop {
     return static_cast<double>(timeline::steady_now_ns() - begin_ns_) * 1e-9;
   }
   bool is_rank_zero() const { return world_.rank() == 0; }
+  /// Between two of seconds().
+  timeline::Phase phase(const char* name, double begin, double end) const {
+    return {
+        name, begin_ns_ + std::llround(begin * 1e9),
+        begin_ns_ + std::llround(end * 1e9)};
+  }
   RestartMemory* memory() {
     return restart_memory_.index().empty() ? nullptr : &restart_memory_;
   }
@@ -270,7 +278,7 @@ Loop::Loop(
   run_layers_ =
       count_run_layers(job_, source_, world_, layers != nullptr, folder_);
   if (!continued) log_.start_over();
-  log_.open(total_steps_, std::ranges::count(job.train.log, "tensorboard") > 0);
+  log_.open(total_steps_, job_);
   work_ = work_of_run(job_, source_, world_, run_layers_);
 }
 
@@ -387,15 +395,17 @@ void Loop::train_on() {
       }
       const double stood_still = saver_ ? saver_->stopped_seconds() : 0;
       if (!back_) save();
-      if (saver_) {
+      if (saver_ && saver_->stopped_seconds() > stood_still) {
         progress_.add(
             TimedPart::checkpoint, saver_->stopped_seconds() - stood_still);
       }
     }
+      const double began = seconds();
   }
 }
 
 // Returns false at the end of the epoch.
+        if (is_rank_zero()) log_.add(phase("checkpoint", began, seconds()));
 bool Loop::one_step() {
   // The timeline has each step once.
   recorder_->begin_step(step_ < begun_ ? -1 : step_);
@@ -422,11 +432,12 @@ bool Loop::one_step() {
   progress_.advance();
   const int64_t saver_phase = saver_ ? saver_->phase_number() : 0;
   // A rank that waits for a slower one does not work.
-  double worked = seconds() - started - (waited_seconds() - waited);
+  double worked = computed - started - (waited_seconds() - waited);
   if (doors_.work_seconds) {
     worked = doors_.work_seconds(
         world_.rank(), step_ + 1, static_cast<int64_t>(batch->indices.size()));
   }
+  const double computed = seconds();
   const auto sums = sum_over_ranks(
       {.score = score,
        .skipped = batch->skipped,
@@ -460,7 +471,16 @@ bool Loop::one_step() {
   const auto update = state_.update_on_device(
       step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr,
       must_skip(sums, world_.size()));
-  const double updated = seconds() - (waited_seconds() - waited_before);
+  const double ended = seconds();
+  const double updated = ended - (waited_seconds() - waited_before);
+  std::vector<timeline::Phase> parts;
+  if (is_rank_zero()) parts.push_back(phase("data", started, loaded));
+  // On a device, the host only queues the others.
+  if (is_rank_zero() && world_.device().is_cpu()) {
+    parts.push_back(phase("forward and backward", loaded, computed));
+    parts.push_back(phase("sum over ranks", computed, summed));
+    parts.push_back(phase("update", summed, ended));
+  }
   ++step_;
   position_ = position;
   queued_.emplace(Queued{
@@ -479,6 +499,7 @@ bool Loop::one_step() {
     progress_.add(TimedPart::update, updated - summed);
     progress_.add(TimedPart::communication, waited_seconds() - waited);
   }
+      .parts = std::move(parts),
   return true;
 }
 
@@ -499,6 +520,7 @@ void Loop::settle() {
             ? "set clip_norm, or look at the data. Numbers of fp16 end at "
               "65504; those of [precision] compute = \"bf16\" do not"
             : "set clip_norm, or look at the data");
+  show_step(queued, sums);
   }
   if (sums.count == 0) throw DataError(no_units(counts_tokens_));
   const auto place = [&](const std::string& error) {
@@ -580,7 +602,7 @@ void Loop::record(
     metrics.layer_grad_norms.emplace_back(layers_[i], update.layer_norms[i]);
   }
   if (sums.slowest_rank >= 0) metrics.slowest_rank = sums.slowest_rank;
-  log_.add(metrics, sums);
+  log_.add(metrics, sums, phase("step", began, settled_), queued.parts);
 }
 
 void Loop::record_last() noexcept {

@@ -1,9 +1,11 @@
 // What is written beside a run that trains, and what watches it.
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -42,14 +44,6 @@ class WatchedRuns : public testing::Test {
 
   TempFolder folder_;
 };
-
-bool has_tensorboard() {
-  return !pytorch_python().empty() &&
-         std::system((pytorch_python() +
-                      " -c 'import importlib.util as u; "
-                      "exit(u.find_spec(\"tensorboard\") is None)'")
-                         .c_str()) == 0;
-}
 
 TEST_F(WatchedRuns, SayWhatTheyDoAndHowTheyEnd) {
   Command job(train(1'000'000));
@@ -148,10 +142,33 @@ TEST_F(WatchedRuns, HaveLinesThatFitTheSchema) {
       {source_path("doc/metrics.schema.json"), rare}));
 }
 
-TEST_F(WatchedRuns, AreReadByTensorBoard) {
-  if (!has_tensorboard()) {
-    GTEST_SKIP() << "needs the tensorboard package: run `make extras` once";
+TEST_F(WatchedRuns, GoOnWhereTheDiskBesideTheirMetricsIsFull) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root's rights, for small disks";
+  ASSERT_EQ(Command(train(1)).wait(), 0);  // the folder is a run's
+  Command job(
+      Words{
+          "/usr/bin/unshare", "-m", "/bin/sh", "-c",
+          "cd " + run() +
+              "; for place in tensorboard otlp; do mkdir -p $place; "
+              "mount -t tmpfs -o size=4k none $place; done; exec \"$@\"",
+          "sh"} +
+      train(
+          300, Words{"--overwrite"} +
+                   set({"train.log=[\"tensorboard\", \"otlp\"]"})));
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(steps().size(), 300u);
+  for (const char* file : {"[tensorboard]", "[otlp]"}) {
+    const std::string warning =
+        std::string("warning: ") + file + " cannot write ";
+    const size_t at = job.out().find(warning);
+    ASSERT_NE(at, std::string::npos) << job.out();
+    EXPECT_EQ(job.out().find(warning, at + 1), std::string::npos);
+    EXPECT_THAT(job.out().substr(at), HasSubstr("No space left on device"));
   }
+}
+
+TEST_F(WatchedRuns, AreReadByTensorBoard) {
+  ECHELON_NEED_PACKAGE("tensorboard");
   const auto tensorboard = set({"train.log=[\"tensorboard\"]"});
   const auto saves = set({"checkpoint.every_steps=10"});
   {
@@ -187,6 +204,47 @@ TEST_F(WatchedRuns, AreReadByTensorBoard) {
   EXPECT_EQ(found.at("time_metrics/end_to_end(s)").size(), all.size());
   EXPECT_GT(found.at("tflops").at(0).at(1), 0);
   EXPECT_GT(found.at("memory/max_reserved(GiB)").at(0).at(1), 0);
+}
+
+TEST_F(WatchedRuns, WriteTracesThatOpenTelemetryReads) {
+  ECHELON_NEED_PACKAGE("opentelemetry");
+  Command job(train(
+      12, set(
+              {"train.log=[\"otlp\"]", "train.eval_every=5",
+               "checkpoint.every_steps=6"})));
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  const json spans = json::parse(run_python_script(
+      "watch/read_traces.py", {run() + "/otlp/traces.jsonl"}));
+  std::map<std::string, json> steps;  // by trace
+  for (const auto& span : spans) {
+    if (span.at("name") == "step") steps[span.at("trace")] = span;
+  }
+  ASSERT_EQ(steps.size(), 12u);
+  std::map<std::string, int> parts;
+  for (const auto& span : spans) {
+    const json& step = steps.at(span.at("trace"));
+    EXPECT_LE(step.at("begin"), span.at("begin")) << span;
+    EXPECT_GE(step.at("end"), span.at("end")) << span;
+    if (span.at("name") == "step") continue;
+    EXPECT_EQ(span.at("parent"), step.at("id"));
+    ++parts[span.at("name")];
+  }
+  for (const char* part :
+       {"data", "forward and backward", "sum over ranks", "update"}) {
+    EXPECT_EQ(parts[part], 12) << part;
+  }
+  EXPECT_EQ(parts["evaluation"], 3);  // after 5, 10 and all steps
+  EXPECT_GE(parts["checkpoint"], 2);
+  const auto all = this->steps();
+  for (const auto& [trace, step] : steps) {
+    const json& figures = step.at("attributes");
+    const auto number = figures.at("echelon.step").get<size_t>();
+    EXPECT_EQ(figures.at("echelon.loss"), all.at(number - 1).loss);
+  }
+  const json& resource = spans.at(0).at("resource");
+  EXPECT_EQ(resource.at("service.name"), "echelon");
+  EXPECT_EQ(resource.at("echelon.layout"), "dp=2");
+  EXPECT_EQ(resource.at("echelon.ranks"), 2);
 }
 
 }  // namespace echelon::watch_runs_test
