@@ -13,6 +13,7 @@ python_packages=(
   playwright==1.65.2 jsonschema transformers==5.23.0
   tokenizers==0.23.3 sentencepiece==0.2.3 kubernetes-validate==1.37.0
   "moto[server,s3]==5.2.5" tensorboard==2.21.0 opentelemetry-proto==1.45.2
+  wandb==0.31.0 mlflow-skinny==3.17.2
 )
 
 # An environment of an older list gets what is new in this one.
