@@ -443,6 +443,11 @@ void bind(config::Section& section, TrainOptions& options) {
       "timeline_steps", options.timeline_steps,
       "steps that the timeline records; 0: none", {.at_least = 0});
   section.field(
+      "watch_seconds", options.watch_seconds,
+      "seconds between two steps that are recorded for `echelon watch --web`; "
+      "0: none is",
+      {.at_least = 0});
+  section.field(
       "on_non_finite", options.on_non_finite,
       "a step whose loss or gradients are not finite: end the run; or skip the "
       "step, at most 3 in a row, and then end the run, or go back to the "

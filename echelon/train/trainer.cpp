@@ -47,6 +47,7 @@
 #include "echelon/train/saving/restart_memory.h"
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
+#include "echelon/train/step_shots.h"
 #include "echelon/train/step_sums.h"
 #include "echelon/train/stop_signals.h"
 #include "echelon/train/strategies/host_copy.h"
@@ -122,8 +123,8 @@ class Loop {
     return static_cast<double>(world_.history().waited_ns()) / 1e9;
   }
   void settle();
-  void go_back_or_fail(
   void show_step(const Queued& queued, const StepSums& sums);
+  void go_back_or_fail(
       const Queued& queued, const std::string& why, const std::string& advice);
   void go_back();
   void discard_later();
@@ -153,13 +154,13 @@ class Loop {
   double seconds() const {
     return static_cast<double>(timeline::steady_now_ns() - begin_ns_) * 1e-9;
   }
-  bool is_rank_zero() const { return world_.rank() == 0; }
   /// Between two of seconds().
   timeline::Phase phase(const char* name, double begin, double end) const {
     return {
         name, begin_ns_ + std::llround(begin * 1e9),
         begin_ns_ + std::llround(end * 1e9)};
   }
+  bool is_rank_zero() const { return world_.rank() == 0; }
   RestartMemory* memory() {
     return restart_memory_.index().empty() ? nullptr : &restart_memory_;
   }
@@ -192,6 +193,10 @@ class Loop {
   std::optional<BatchDivision> division_;  // where it may change
   int64_t compared_ = -1;  // the last step after which replicas were equal
   RunLog log_;
+  StepShots shots_;
+  int64_t shot_ = -1;      // a step that is recorded for shots_, from 0
+  int64_t shot_ns_ = 0;    // common_ns_ when it was asked for
+  int64_t common_ns_ = 0;  // when all ranks had the same sums
   int64_t begin_ns_ = timeline::steady_now_ns();
   int64_t step_ = 0;   // done, or given to the device
   Position position_;  // behind them
@@ -253,6 +258,7 @@ Loop::Loop(
                 total_steps_);
           })),
       log_(world, folder_, job.train.log_every),
+      shots_(world, groups_.mesh(), folder_, job.train.watch_seconds),
       non_finite_(job.train.on_non_finite) {
   if (is_rank_zero()) {
     print_slow_links(job.layout, groups_.mesh(), world_.local_size());
@@ -394,18 +400,18 @@ void Loop::train_on() {
         compare_replicas();
       }
       const double stood_still = saver_ ? saver_->stopped_seconds() : 0;
+      const double began = seconds();
       if (!back_) save();
       if (saver_ && saver_->stopped_seconds() > stood_still) {
         progress_.add(
             TimedPart::checkpoint, saver_->stopped_seconds() - stood_still);
+        if (is_rank_zero()) log_.add(phase("checkpoint", began, seconds()));
       }
     }
-      const double began = seconds();
   }
 }
 
 // Returns false at the end of the epoch.
-        if (is_rank_zero()) log_.add(phase("checkpoint", began, seconds()));
 bool Loop::one_step() {
   // The timeline has each step once.
   recorder_->begin_step(step_ < begun_ ? -1 : step_);
@@ -431,13 +437,13 @@ bool Loop::one_step() {
   if (memory_saver_) memory_saver_->finish();
   progress_.advance();
   const int64_t saver_phase = saver_ ? saver_->phase_number() : 0;
+  const double computed = seconds();
   // A rank that waits for a slower one does not work.
   double worked = computed - started - (waited_seconds() - waited);
   if (doors_.work_seconds) {
     worked = doors_.work_seconds(
         world_.rank(), step_ + 1, static_cast<int64_t>(batch->indices.size()));
   }
-  const double computed = seconds();
   const auto sums = sum_over_ranks(
       {.score = score,
        .skipped = batch->skipped,
@@ -448,8 +454,10 @@ bool Loop::one_step() {
        .saver = saver_ ? saver_->news() : SaverNews{},
        .memory =
            memory_saver_ && is_rank_zero() && memory_saver_->wanted(step_ + 1),
-       .memory_busy = memory_saver_ && memory_saver_->is_sending()},
+       .memory_busy = memory_saver_ && memory_saver_->is_sending(),
+       .record = is_rank_zero() && shots_.due()},
       world_);
+  if (world_.device().is_cpu()) common_ns_ = timeline::steady_now_ns();
   for (const auto& reason : batch->skip_reasons) {
     std::fprintf(stderr, "skipped a sample: %s\n", reason.c_str());
   }
@@ -491,6 +499,7 @@ bool Loop::one_step() {
       .learning_rate = state_.optimizer().learning_rate(),
       .started = started,
       .data_seconds = loaded - started,
+      .parts = std::move(parts),
       .saver_phase = saver_phase,
       .numbers = HostCopy({sums, update})});
   // On a device, the host does not wait for what it queues.
@@ -499,7 +508,6 @@ bool Loop::one_step() {
     progress_.add(TimedPart::update, updated - summed);
     progress_.add(TimedPart::communication, waited_seconds() - waited);
   }
-      .parts = std::move(parts),
   return true;
 }
 
@@ -510,7 +518,9 @@ void Loop::settle() {
   Queued queued = std::move(*queued_);
   queued_.reset();
   const auto& numbers = queued.numbers.wait();
+  if (!world_.device().is_cpu()) common_ns_ = timeline::steady_now_ns();
   const StepSums sums = read_sums(numbers[0], world_.size());
+  show_step(queued, sums);
   stop_ = sums.stop;
   preempted_ = sums.preempted;
   if (sums.bad_rank >= 0 && !non_finite_.may_skip()) {
@@ -520,7 +530,6 @@ void Loop::settle() {
             ? "set clip_norm, or look at the data. Numbers of fp16 end at "
               "65504; those of [precision] compute = \"bf16\" do not"
             : "set clip_norm, or look at the data");
-  show_step(queued, sums);
   }
   if (sums.count == 0) throw DataError(no_units(counts_tokens_));
   const auto place = [&](const std::string& error) {
@@ -562,6 +571,23 @@ void Loop::settle() {
   progress_.pause();  // whoever reads the terminal may take any time
   record(queued, sums, update);
   divide_anew(queued, sums);
+}
+
+// The step is one that all ranks recorded, or it tells them to.
+void Loop::show_step(const Queued& queued, const StepSums& sums) {
+  if (shot_ == queued.step - 1) {
+    shot_ = -1;
+    try {
+      shots_.write(recorder_->take_step(queued.step - 1), shot_ns_);
+    } catch (const std::exception&) {
+      // A device that has failed has no times. Its error is on its way.
+    }
+  }
+  if (!sums.record) return;
+  // On a device, the next step has begun.
+  shot_ = queued.step + (world_.device().is_cpu() ? 0 : 1);
+  shot_ns_ = common_ns_;
+  recorder_->also_record(shot_);
 }
 
 void Loop::record(

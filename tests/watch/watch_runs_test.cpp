@@ -13,6 +13,7 @@
 #include "echelon/monitoring/run_status.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/rollback.h"
+#include "echelon/watch/web_page.h"
 #include "tests/support/places.h"
 #include "tests/support/process.h"
 #include "tests/support/python.h"
@@ -142,6 +143,81 @@ TEST_F(WatchedRuns, HaveLinesThatFitTheSchema) {
       {source_path("doc/metrics.schema.json"), rare}));
 }
 
+// Ranks of a pipeline of two stages, twice.
+TEST_F(WatchedRuns, ShowWhatEachRankDidInAStep) {
+  Command job(
+      train_digits(run(), 1'000'000) + Words{"-n", "4"} +
+      set(
+          {"layout.dp=2", "layout.pp=2", "layout.microbatches=4",
+           "train.watch_seconds=0.2", "train.timeline_steps=0"}));
+  const auto shown = [&] {
+    const json view = watched();
+    return view.contains("last_step") ? view.at("last_step") : json();
+  };
+  json last;
+  ASSERT_TRUE(Command::until([&] {
+    last = shown();
+    return !last.is_null();
+  })) << job.err();
+  // It is another one soon.
+  const int64_t first = last.at("step");
+  ASSERT_TRUE(Command::until([&] {
+    last = shown();
+    return last.at("step") > first;
+  }));
+  ASSERT_EQ(last.at("ranks").size(), 4u);
+  for (size_t rank = 0; rank < 4; ++rank) {
+    const json& one = last.at("ranks").at(rank);
+    EXPECT_EQ(one.at("rank"), rank);
+    EXPECT_GT(one.at("compute_seconds"), 0);
+    EXPECT_GT(one.at("step_seconds"), one.at("compute_seconds"));
+  }
+  EXPECT_LT(last.at("age_seconds"), 60);
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75) << job.err();
+  // The page draws the pipelines as the report does.
+  watch::RunWatch watch(run(), {.last_step = true});
+  const std::string page = watch::to_page(watch.look());
+  for (const char* part :
+       {"pipeline 0", "pipeline 1", "Ideal schedule", "backward",
+        "<section id=\"ranks\">"}) {
+    EXPECT_THAT(page, HasSubstr(part));
+  }
+  EXPECT_FALSE(std::filesystem::exists(run() + "/last_step/rank-4.msgpack"));
+}
+
+// Several watch one run; one is killed, and the others and the run go on.
+TEST_F(WatchedRuns, GoOnWhateverTheirWatchersDo) {
+  Command job(train(1'000'000));
+  ASSERT_TRUE(Command::until([&] {
+    return std::filesystem::exists(run() + "/status/rank-0.json") &&
+           watched().contains("step");
+  }));
+  const std::string port = std::to_string(testing_support::free_port());
+  const Words web = {kEchelon, "watch", run(), "--web", port};
+  Command first({kEchelon, "watch", run()});
+  Command second({kEchelon, "watch", run()});
+  auto third = std::make_unique<Command>(web);
+  ASSERT_TRUE(first.until_output("step ")) << first.err();
+  ASSERT_TRUE(second.until_output("step ")) << second.err();
+  ASSERT_TRUE(third->until_output("?token=")) << third->err();
+  first.signal(SIGKILL);
+  third->signal(SIGKILL);
+  first.wait();
+  third->wait();
+  // Its port is free at once, and the page has another token.
+  Command again(web);
+  ASSERT_TRUE(again.until_output("?token=")) << again.err();
+  const int64_t before = watched().at("step");
+  ASSERT_TRUE(
+      Command::until([&] { return watched().at("step") > before + 5; }));
+  EXPECT_EQ(watched().at("state"), "training");
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75) << job.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+  EXPECT_THAT(second.out(), HasSubstr("stopped"));
+}
+
 TEST_F(WatchedRuns, GoOnWhereTheDiskBesideTheirMetricsIsFull) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root's rights, for small disks";
   ASSERT_EQ(Command(train(1)).wait(), 0);  // the folder is a run's
@@ -149,12 +225,14 @@ TEST_F(WatchedRuns, GoOnWhereTheDiskBesideTheirMetricsIsFull) {
       Words{
           "/usr/bin/unshare", "-m", "/bin/sh", "-c",
           "cd " + run() +
-              "; for place in tensorboard otlp; do mkdir -p $place; "
+              "; for place in tensorboard otlp last_step; do mkdir -p $place; "
               "mount -t tmpfs -o size=4k none $place; done; exec \"$@\"",
           "sh"} +
       train(
-          300, Words{"--overwrite"} +
-                   set({"train.log=[\"tensorboard\", \"otlp\"]"})));
+          300,
+          Words{"--overwrite"} + set(
+                                     {"train.log=[\"tensorboard\", \"otlp\"]",
+                                      "train.watch_seconds=0.1"})));
   ASSERT_EQ(job.wait(), 0) << job.err();
   EXPECT_EQ(steps().size(), 300u);
   for (const char* file : {"[tensorboard]", "[otlp]"}) {
@@ -165,6 +243,12 @@ TEST_F(WatchedRuns, GoOnWhereTheDiskBesideTheirMetricsIsFull) {
     EXPECT_EQ(job.out().find(warning, at + 1), std::string::npos);
     EXPECT_THAT(job.out().substr(at), HasSubstr("No space left on device"));
   }
+}
+
+TEST_F(WatchedRuns, RecordNoStepWhereNobodyWants) {
+  Command job(train(30, set({"train.watch_seconds=0"})));
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  EXPECT_FALSE(std::filesystem::exists(run() + "/last_step"));
 }
 
 TEST_F(WatchedRuns, AreReadByTensorBoard) {
