@@ -163,9 +163,9 @@ TEST_F(WatchedRuns, ShowWhatEachRankDidInAStep) {
   const int64_t first = last.at("step");
   ASSERT_TRUE(Command::until([&] {
     last = shown();
-    return last.at("step") > first;
+    // A rank that is late is left out.
+    return last.at("step") > first && last.at("ranks").size() == 4;
   }));
-  ASSERT_EQ(last.at("ranks").size(), 4u);
   for (size_t rank = 0; rank < 4; ++rank) {
     const json& one = last.at("ranks").at(rank);
     EXPECT_EQ(one.at("rank"), rank);
@@ -173,16 +173,19 @@ TEST_F(WatchedRuns, ShowWhatEachRankDidInAStep) {
     EXPECT_GT(one.at("step_seconds"), one.at("compute_seconds"));
   }
   EXPECT_LT(last.at("age_seconds"), 60);
-  job.signal(SIGTERM);
-  EXPECT_EQ(job.wait(), 75) << job.err();
   // The page draws the pipelines as the report does.
-  watch::RunWatch watch(run(), {.last_step = true});
-  const std::string page = watch::to_page(watch.look());
+  std::string page;
+  EXPECT_TRUE(Command::until([&] {
+    watch::RunWatch watch(run(), {.last_step = true});
+    page = watch::to_page(watch.look());
+    return page.find("pipeline 1") != page.npos;
+  }));
   for (const char* part :
-       {"pipeline 0", "pipeline 1", "Ideal schedule", "backward",
-        "<section id=\"ranks\">"}) {
+       {"pipeline 0", "Ideal schedule", "backward", "<section id=\"ranks\">"}) {
     EXPECT_THAT(page, HasSubstr(part));
   }
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75) << job.err();
   EXPECT_FALSE(std::filesystem::exists(run() + "/last_step/rank-4.msgpack"));
 }
 
