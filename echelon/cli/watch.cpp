@@ -123,7 +123,7 @@ void print_lines(const std::vector<std::string>& lines) {
 // One run.
 class Watched {
  public:
-  explicit Watched(const fs::path& run) : watch_(run) {}
+  Watched(const fs::path& run, bool json) : watch_(run, {.last_step = json}) {}
 
   void look() { view_ = &watch_.look(); }
   bool is_over() const { return watch::is_over(view_->state); }
@@ -274,8 +274,9 @@ int watch_run(const WatchArguments& arguments) {
           "name a folder that `echelon train` writes",
           path.string(), parent.string()));
     }
-    return arguments.serves ? serve_run(arguments)
-                            : show_watched(Watched(path), arguments);
+    return arguments.serves
+               ? serve_run(arguments)
+               : show_watched(Watched(path, arguments.json), arguments);
   }
   const fs::directory_iterator entries(path, error);
   if (error) {
@@ -285,7 +286,7 @@ int watch_run(const WatchArguments& arguments) {
   if (!watch::is_run(path) && !watch::find_runs(path).empty()) {
     return show_watched(WatchedFolder(path), arguments);
   }
-  return show_watched(Watched(path), arguments);
+  return show_watched(Watched(path, arguments.json), arguments);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
 #include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/last_step.h"
 
 namespace echelon::explain {
 namespace {
@@ -150,6 +151,7 @@ class Reader {
  private:
   void read_timeline() {
     if (!is_there(timeline_)) {
+      if (read_last_step()) return;
       note(
           "there is no timeline.json, which a run writes at its end: this "
           "report uses the metrics");
@@ -176,6 +178,23 @@ class Reader {
       broken_ = first_line(error.what());
       note(broken_);
     }
+  }
+
+  // While a run trains, its ranks record a step every few seconds.
+  bool read_last_step() {
+    try {
+      auto last = timeline::read_last_step(folder_);
+      if (!last || !has_steps(*last)) return false;
+      check_spans(*last, (folder_ / timeline::kLastStepFolder).string());
+      record_.timeline = std::move(*last);
+    } catch (const DataError& error) {
+      note(first_line(error.what()));
+      return false;
+    }
+    note(
+        "there is no timeline.json, which a run writes at its end: this report "
+        "uses the step that the ranks recorded last, which may not be typical");
+    return true;
   }
 
   void note_truncated(int32_t rank) {

@@ -140,6 +140,10 @@ std::vector<fs::path> files_of_run(const fs::path& run) {
   add(run / "tensorboard", [](const std::string& name) {
     return name.starts_with("events.out.tfevents.");
   });
+  add(run / "otlp",
+      [](const std::string& name) { return name == "traces.jsonl"; });
+  add(run / "last_step",
+      [](const std::string& name) { return name.starts_with("rank-"); });
   return found;
 }
 
@@ -173,7 +177,8 @@ void check_overwrite(const Job& job) {
 
 void remove_run(const fs::path& run) {
   for (const auto& path : files_of_run(run)) fs::remove_all(path);
-  for (const char* folder : {"log", "checkpoints", "status", "tensorboard"}) {
+  for (const char* folder :
+       {"log", "checkpoints", "status", "tensorboard", "otlp", "last_step"}) {
     std::error_code has_more;
     if (!fs::is_symlink(run / folder)) fs::remove(run / folder, has_more);
   }

@@ -427,12 +427,14 @@ void bind(config::Section& section, TrainOptions& options) {
       .field(
           "log", options.log,
           "what is written besides metrics.jsonl: \"tensorboard\", event files "
-          "in the run's folder tensorboard/")
+          "in the run's folder tensorboard/; \"otlp\", OpenTelemetry traces of "
+          "steps in otlp/")
       .rule([&] {
-        const bool known = std::ranges::all_of(
-            options.log,
-            [](const std::string& one) { return one == "tensorboard"; });
-        return known ? "" : "is a list of \"tensorboard\" alone, or empty";
+        const bool known =
+            std::ranges::all_of(options.log, [](const std::string& one) {
+              return one == "tensorboard" || one == "otlp";
+            });
+        return known ? "" : "is a list of \"tensorboard\" and \"otlp\"";
       });
   section.field(
       "eval_every", options.eval_every,
@@ -462,6 +464,11 @@ void bind(config::Section& section, TrainOptions& options) {
   section.field(
       "timeline_steps", options.timeline_steps,
       "steps that the timeline records; 0: none", {.at_least = 0});
+  section.field(
+      "watch_seconds", options.watch_seconds,
+      "seconds between two steps that are recorded for `echelon watch --web`; "
+      "0: none is",
+      {.at_least = 0});
   section.field(
       "on_non_finite", options.on_non_finite,
       "a step whose loss or gradients are not finite: end the run; or skip the "

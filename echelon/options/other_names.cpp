@@ -230,7 +230,7 @@ std::span<const config::OtherNames> other_names() {
        "eval_strategy"},
       {"train.log", " = [\"tensorboard\"]",
        "logger loggers report_to tensorboard enable_tensorboard "
-       "use_tensorboard tensorboard_dir"},
+       "use_tensorboard tensorboard_dir opentelemetry otel tracing"},
       {"train.layer_norms", "", "log_grad_norm track_grad_norm"},
       {"train.threads", "", "num_threads omp_num_threads cpu_threads"},
       {"train.compress", "",

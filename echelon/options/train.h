@@ -39,8 +39,11 @@ struct TrainOptions {
   std::string run = "runs/run";  // the folder that the run writes
   bool overwrite = false;        // replace the run folder
   int64_t log_every = 10;        // steps between two lines
-  /// What is written besides metrics.jsonl: "tensorboard".
+  /// What is written besides metrics.jsonl: "tensorboard", "otlp".
   std::vector<std::string> log;
+  /// Seconds between two steps that are recorded for `echelon watch --web`; 0:
+  /// none is.
+  double watch_seconds = 5;
   int64_t eval_every = 0;    // steps between two evaluations; 0: each epoch
   bool layer_norms = false;  // gradient norms of each layer, with each line
   int64_t threads = 0;  // compute threads per rank; 0: the job's cores / ranks

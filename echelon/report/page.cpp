@@ -60,9 +60,11 @@ page_of(const std::string& title, Markup content, PageScript script) {
       script == PageScript::copy || script == PageScript::player_and_copy;
   const bool plays =
       script == PageScript::player || script == PageScript::player_and_copy;
+  // A live page has such pictures, and no controls.
+  const bool has_pipelines = plays || script == PageScript::live;
   std::string style(assets::report_css);
   style.append(assets::shards_css).append(assets::plane_css);
-  if (plays) style += assets::pipeline_css;
+  if (has_pipelines) style += assets::pipeline_css;
   std::string scripts;
   if (copies) scripts = format("<script>\n{}</script>\n", assets::copy_js);
   if (script == PageScript::live) {
@@ -80,7 +82,8 @@ page_of(const std::string& title, Markup content, PageScript script) {
                       ? "<noscript><meta http-equiv=\"refresh\" "
                         "content=\"5\"></noscript>\n"
                       : ""},
-      {"patterns", std::string(plays ? assets::pipeline_patterns_svg : "")},
+      {"patterns",
+       std::string(has_pipelines ? assets::pipeline_patterns_svg : "")},
       {"content", with_contents(std::move(content).finish())},
       {"script", scripts}};
   std::string page;

@@ -23,6 +23,11 @@ void draw_typical_step(
     Markup& page, const timeline::Timeline& timeline,
     const timeline::Diagnosis& diagnosis, const std::string& prefix);
 
+/// A table of the ranks: where the time of a mean step went, with bars.
+void draw_rank_times(
+    Markup& page, const timeline::Timeline& timeline,
+    const timeline::Diagnosis& diagnosis);
+
 /// What each rank held over a typical step, by kind: stacked areas, with the
 /// plan's peak and the limit as lines. At most kMemoryPictures ranks, those
 /// with the largest peaks.

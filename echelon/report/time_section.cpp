@@ -184,8 +184,9 @@ void draw_rank_table(
   for (const auto& b : d.ranks) longest = std::max(longest, b.step_seconds);
   open_table(
       page, "Mean time per step of each rank",
-      {"Mean per step", "Step", "Compute", "Overlapped", "Exposed", "Data wait",
-       "Idle", "Compute, exposed, data, idle"});
+      {d.num_steps == 1 ? "Rank" : "Mean per step", "Step", "Compute",
+       "Overlapped", "Exposed", "Data wait", "Idle",
+       "Compute, exposed, data, idle"});
   if (groups.size() > 1) {
     draw_rank_row(page, "all ranks", d.mean, longest, true);
   }
@@ -271,8 +272,15 @@ void draw_time_section(
   draw_steps(
       page, activities, picked_steps(d, timeline::step_windows(activities)),
       timeline.rank_classes, "");
+  draw_rank_times(page, timeline, d);
+  page.add("</section>");
+}
+
+void draw_rank_times(
+    Markup& page, const timeline::Timeline& timeline,
+    const timeline::Diagnosis& d) {
   draw_tables(page, d, timeline.rank_classes);
-  page.add("<p class='note'>{}</p></section>", table_note(d, timeline));
+  page.add("<p class='note'>{}</p>", table_note(d, timeline));
 }
 
 void draw_typical_step(

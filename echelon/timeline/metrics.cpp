@@ -1,11 +1,7 @@
-// Lines are appended with O_APPEND, and a reader takes every line that has its
-// newline. Half a line is cut off: by the write that failed half way, or by the
-// next writer when a process was killed. Numbers that JSON lacks are null with
-// a second key, which get() puts together again.
+// Numbers that JSON lacks are null with a second key, which get() puts together
+// again.
 #include "echelon/timeline/metrics.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -233,21 +229,6 @@ each_line(const std::string& text, const Take& take, const Wrong& wrong) {
   return begin;
 }
 
-// The bytes up to the last newline, with it.
-int64_t whole_lines_size(int file, int64_t size) {
-  char block[4096];
-  while (size > 0) {
-    const int64_t begin = size > 4096 ? size - 4096 : 0;
-    const ssize_t count = ::pread(file, block, size - begin, begin);
-    if (count <= 0) return size;
-    for (ssize_t i = count - 1; i >= 0; --i) {
-      if (block[i] == '\n') return begin + i + 1;
-    }
-    size = begin;
-  }
-  return 0;
-}
-
 [[noreturn]] void
 fail(const std::filesystem::path& path, int error, int64_t lines) {
   throw Error(format(
@@ -283,21 +264,7 @@ std::string to_text(const EvaluationMetrics& metrics) {
 MetricsWriter::MetricsWriter(
     const std::filesystem::path& path, std::function<int64_t()> now_ns)
     : path_(path), now_ns_(std::move(now_ns)) {
-  std::error_code ignored;
-  if (path.has_parent_path()) {
-    std::filesystem::create_directories(path.parent_path(), ignored);
-  }
-  file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (file_ < 0) fail(path, errno, 0);
-  struct stat status {};
-  if (::fstat(file_, &status) == 0) {
-    size_ = whole_lines_size(file_, status.st_size);
-    if (size_ < status.st_size && ::ftruncate(file_, size_) != 0) {
-      const int error = errno;
-      ::close(file_);
-      fail(path, error, 0);
-    }
-  }
+  if (const int error = file_.open(path); error != 0) fail(path, error, 0);
 }
 
 MetricsWriter::~MetricsWriter() {
@@ -305,7 +272,6 @@ MetricsWriter::~MetricsWriter() {
     flush();
   } catch (...) {  // another error may be on its way
   }
-  ::close(file_);
 }
 
 void MetricsWriter::append(const StepMetrics& metrics) {
@@ -336,22 +302,10 @@ void MetricsWriter::take_kept() {
   }
 }
 
-// After an error unwritten_ has the lines that the file lacks. The file ends in
-// a whole line, unless torn_ is set.
+// After an error unwritten_ has the lines that the file lacks.
 void MetricsWriter::write() {
-  if (torn_ && ::ftruncate(file_, size_) != 0) fail(path_, errno, lines_);
-  torn_ = false;
-  std::string_view rest = unwritten_;
-  const int error = write_all(file_, rest);
-  const size_t done = unwritten_.size() - rest.size();
-  const auto written = std::string_view(unwritten_).substr(0, done);
-  const size_t whole = written.rfind('\n') + 1;  // none: 0
-  size_ += static_cast<int64_t>(whole);
-  lines_ += std::count(written.begin(), written.end(), '\n');
-  // Where it cannot be cut now, readers leave half a line at the end out.
-  torn_ = whole < done && ::ftruncate(file_, size_) != 0;
-  unwritten_.erase(0, whole);
-  if (error != 0) fail(path_, error, lines_);
+  const int error = file_.append(unwritten_);
+  if (error != 0) fail(path_, error, file_.num_lines());
   written_ns_ = now_ns_();
 }
 

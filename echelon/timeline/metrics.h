@@ -29,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/timeline/line_file.h"
 #include "echelon/timeline/rebalance.h"
 #include "echelon/timeline/recorder.h"
 
@@ -126,12 +127,9 @@ class MetricsWriter {
 
   std::filesystem::path path_;
   std::function<int64_t()> now_ns_;
-  int file_ = -1;
-  int64_t size_ = 0;   // bytes of whole lines
-  int64_t lines_ = 0;  // written by this object
+  LineFile file_;
   std::vector<StepMetrics> kept_;
   std::string unwritten_;              // lines
-  bool torn_ = false;                  // half a line is at the file's end
   std::optional<int64_t> written_ns_;  // the last time
 };
 

@@ -43,7 +43,12 @@ void Recorder::add(Span span, Moment begin, Moment end) {
   span.rank = rank_;
   // What a device did may be told after its step.
   if (begin.mark) {
-    span.step = step_of_mark_.at(static_cast<size_t>(begin.value));
+    // An earlier clock's are gone.
+    if (begin.value < first_mark_ || (end.mark && end.value < first_mark_)) {
+      return;
+    }
+    span.step =
+        step_of_mark_.at(static_cast<size_t>(begin.value - first_mark_));
   } else if (records()) {
     span.step = step_;
   } else {
@@ -55,7 +60,7 @@ void Recorder::add(Span span, Moment begin, Moment end) {
 int64_t Recorder::mark_locked(int device) {
   const int64_t mark = clock_->mark(device);
   step_of_mark_.resize(static_cast<size_t>(mark) + 1, step_);
-  return mark;
+  return first_mark_ + mark;
 }
 
 Moment Recorder::now(int device) {
@@ -74,16 +79,22 @@ bool Recorder::ended() const {
   return step_ >= first_step_ + num_steps_;
 }
 
+int64_t Recorder::time_of(const Moment& moment) {
+  return moment.mark ? clock_->time_ns(moment.value - first_mark_)
+                     : moment.value;
+}
+
+Span Recorder::timed(Recorded one) {
+  one.span.begin_ns = time_of(one.begin);
+  one.span.end_ns = std::max(one.span.begin_ns, time_of(one.end));
+  return std::move(one.span);
+}
+
 std::vector<Span> Recorder::take() {
   std::lock_guard lock(mutex_);
   std::vector<Span> spans;
-  const auto time = [&](const Moment& moment) {
-    return moment.mark ? clock_->time_ns(moment.value) : moment.value;
-  };
   for (Recorded& one : std::exchange(spans_, {})) {
-    one.span.begin_ns = time(one.begin);
-    one.span.end_ns = std::max(one.span.begin_ns, time(one.end));
-    spans.push_back(std::move(one.span));
+    spans.push_back(timed(std::move(one)));
   }
   return spans;
 }
@@ -128,6 +139,34 @@ std::optional<PartSeconds> Recorder::seconds_of(const Parts& parts) {
     sum += static_cast<double>(ns) * 1e-9;
   }
   return sums;
+}
+
+void Recorder::also_record(int64_t step) {
+  std::lock_guard lock(mutex_);
+  also_ = step;
+}
+
+std::vector<Span> Recorder::take_step(int64_t step) {
+  std::lock_guard lock(mutex_);
+  std::vector<Span> spans;
+  for (const Recorded& one : spans_) {
+    if (one.span.step == step) spans.push_back(timed(one));
+  }
+  if (also_ == step) also_ = -1;
+  if (is_first(step)) return spans;
+  std::erase_if(
+      spans_, [&](const Recorded& one) { return one.span.step == step; });
+  // A clock keeps its marks, so a long run gets a new one with each such step.
+  if (!clock_ || records()) return spans;
+  for (Recorded& one : spans_) {
+    one.span = timed(one);
+    one.begin = {one.span.begin_ns};
+    one.end = {one.span.end_ns};
+  }
+  first_mark_ += static_cast<int64_t>(step_of_mark_.size());
+  step_of_mark_.clear();
+  clock_.reset();
+  return spans;
 }
 
 ScopedSpan::ScopedSpan(

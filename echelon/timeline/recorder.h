@@ -55,11 +55,12 @@ struct Moment {
 };
 
 /// Thread-safe; recording a span costs a lock and a push_back. Spans outside
-/// [first_step, first_step + num_steps) are dropped, so a long run stays small.
+/// [first_step, first_step + num_steps) are dropped, so a long run stays small;
+/// later steps are recorded one at a time, for take_step().
 ///
 /// On a device with streams a span begins and ends when the device comes to
 /// it: `make_clock` is called at the first recorded step, and marks are read in
-/// take().
+/// take() and take_step().
 class Recorder {
  public:
   Recorder(
@@ -79,6 +80,12 @@ class Recorder {
   /// recorded.
   int64_t mark();
   std::vector<Span> take();
+
+  /// That step is recorded too, if it is to begin.
+  void also_record(int64_t step);
+  /// The spans of a step that has ended on the device. Those of also_record()
+  /// are then forgotten, and what is told of them later is dropped.
+  std::vector<Span> take_step(int64_t step);
 
   /// The step that follows the last recorded one, and those after it.
   bool ended() const;
@@ -114,10 +121,15 @@ class Recorder {
     Moment begin, end;
   };
 
+  bool is_first(int64_t step) const {
+    return step >= first_step_ && step < first_step_ + num_steps_;
+  }
   bool records() const {
-    return step_ >= first_step_ && step_ < first_step_ + num_steps_;
+    return is_first(step_) || (step_ >= 0 && step_ == also_);
   }
   int64_t mark_locked(int device);
+  int64_t time_of(const Moment& moment);
+  Span timed(Recorded one);
 
   mutable std::mutex mutex_;
   int32_t rank_;
@@ -126,7 +138,9 @@ class Recorder {
   int64_t step_ = -1;
   MakeDeviceClock make_clock_;
   std::unique_ptr<DeviceClock> clock_;
-  std::vector<int64_t> step_of_mark_;
+  int64_t first_mark_ = 0;  // of this clock; those of earlier ones are less
+  std::vector<int64_t> step_of_mark_;  // from first_mark_
+  int64_t also_ = -1;                  // a step of also_record()
   std::vector<Recorded> spans_;
   bool times_parts_ = false;
   std::unique_ptr<DeviceTimer> timer_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -76,6 +77,67 @@ void add_backward_waits(std::vector<Span>& spans) {
     waits.push_back(std::move(added));
   }
   spans.insert(spans.end(), waits.begin(), waits.end());
+}
+
+std::string to_bytes(const RankSpans& spans) {
+  using nlohmann::json;
+  json rows = json::array();
+  for (const auto& s : spans.spans) {
+    rows.push_back(json::array(
+        {s.begin_ns, s.end_ns, static_cast<int>(s.kind), s.track, s.name,
+         s.step, s.bytes, s.axis}));
+  }
+  json samples = json::array();
+  for (const auto& sample : spans.memory.samples) {
+    samples.push_back(json::array({sample.time_ns, sample.memory.bytes}));
+  }
+  const auto bytes = json::to_msgpack(json::array(
+      {spans.rank_name, spans.clock_offset_ns, std::move(rows),
+       std::move(samples), spans.memory.planned_bytes,
+       spans.memory.limit_bytes}));
+  return {bytes.begin(), bytes.end()};
+}
+
+RankSpans rank_spans_of(int32_t rank, std::string_view bytes) {
+  using nlohmann::json;
+  try {
+    const json all = json::from_msgpack(bytes);
+    RankSpans result;
+    result.rank = rank;
+    result.rank_name = all.at(0).get<std::string>();
+    result.clock_offset_ns = all.at(1).get<int64_t>();
+    for (const auto& row : all.at(2)) {
+      Span span;
+      span.rank = rank;
+      span.begin_ns = row.at(0).get<int64_t>();
+      span.end_ns = row.at(1).get<int64_t>();
+      const auto kind = row.at(2).get<size_t>();
+      if (kind >= kKindNames.size()) {
+        throw DataError(format("spans of rank {}: no kind {}", rank, kind));
+      }
+      span.kind = static_cast<SpanKind>(kind);
+      span.track = row.at(3).get<std::string>();
+      span.name = row.at(4).get<std::string>();
+      span.step = row.at(5).get<int64_t>();
+      span.bytes = row.at(6).get<int64_t>();
+      span.axis = row.at(7).get<std::string>();
+      result.spans.push_back(std::move(span));
+    }
+    for (const auto& row : all.at(3)) {
+      MemorySample sample{.time_ns = row.at(0).get<int64_t>()};
+      sample.memory.bytes = row.at(1).get<decltype(sample.memory.bytes)>();
+      result.memory.samples.push_back(sample);
+    }
+    result.memory.planned_bytes = all.at(4).get<int64_t>();
+    result.memory.limit_bytes = all.at(5).get<int64_t>();
+    return result;
+  } catch (const nlohmann::json::exception& error) {
+    throw DataError(format("spans of rank {}: {}", rank, error.what()));
+  }
+}
+
+std::string last_step_file(int32_t rank) {
+  return format("{}/rank-{}.msgpack", kLastStepFolder, rank);
 }
 
 Timeline merge_spans(std::vector<RankSpans> ranks, std::string title) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "echelon/timeline/memory_kind.h"
@@ -74,6 +75,15 @@ struct RankSpans {
   std::vector<Span> spans;
   RankMemory memory;  // without samples: not measured
 };
+
+/// As MessagePack, and back. Throws DataError for other bytes.
+std::string to_bytes(const RankSpans& spans);
+RankSpans rank_spans_of(int32_t rank, std::string_view bytes);
+
+/// Where each rank that a page shows writes its newest recorded step while the
+/// run trains, as such bytes: RUN/last_step/rank-3.msgpack.
+inline constexpr const char* kLastStepFolder = "last_step";
+std::string last_step_file(int32_t rank);
 
 /// Adds to each backward span the stretch in which it only waits for gradients
 /// of other ranks, as a nested span of kind `communication` on the same track.

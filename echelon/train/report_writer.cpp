@@ -19,7 +19,6 @@
 #include <exception>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
 
@@ -49,66 +48,16 @@ namespace {
 
 constexpr size_t kDivisionsShown = 5;  // the last ones
 
-using nlohmann::json;
-
-std::vector<uint8_t> to_bytes(const timeline::RankSpans& spans) {
-  json rows = json::array();
-  for (const auto& s : spans.spans) {
-    rows.push_back(json::array(
-        {s.begin_ns, s.end_ns, static_cast<int>(s.kind), s.track, s.name,
-         s.step, s.bytes, s.axis}));
-  }
-  json samples = json::array();
-  for (const auto& sample : spans.memory.samples) {
-    samples.push_back(json::array({sample.time_ns, sample.memory.bytes}));
-  }
-  return json::to_msgpack(json::array(
-      {spans.rank_name, spans.clock_offset_ns, std::move(rows),
-       std::move(samples), spans.memory.planned_bytes,
-       spans.memory.limit_bytes}));
-}
-
-timeline::RankSpans from_bytes(int rank, const uint8_t* bytes, size_t size) {
-  const json all = json::from_msgpack(bytes, bytes + size);
-  timeline::RankSpans result;
-  result.rank = rank;
-  result.rank_name = all.at(0).get<std::string>();
-  result.clock_offset_ns = all.at(1).get<int64_t>();
-  for (const auto& row : all.at(2)) {
-    timeline::Span span;
-    span.rank = rank;
-    span.begin_ns = row.at(0).get<int64_t>();
-    span.end_ns = row.at(1).get<int64_t>();
-    span.kind = static_cast<timeline::SpanKind>(row.at(2).get<int>());
-    span.track = row.at(3).get<std::string>();
-    span.name = row.at(4).get<std::string>();
-    span.step = row.at(5).get<int64_t>();
-    span.bytes = row.at(6).get<int64_t>();
-    span.axis = row.at(7).get<std::string>();
-    result.spans.push_back(std::move(span));
-  }
-  for (const auto& row : all.at(3)) {
-    timeline::MemorySample sample{.time_ns = row.at(0).get<int64_t>()};
-    sample.memory.bytes = row.at(1).get<decltype(sample.memory.bytes)>();
-    result.memory.samples.push_back(sample);
-  }
-  result.memory.planned_bytes = all.at(4).get<int64_t>();
-  result.memory.limit_bytes = all.at(5).get<int64_t>();
-  return result;
-}
-
 // Every rank calls this. Rank 0 gets the spans of all ranks, by rank, through
 // the job's store, so that the hosts of a job need no shared folder.
 std::vector<timeline::RankSpans>
 gather_spans(World& world, timeline::RankSpans own) {
-  const auto bytes = to_bytes(own);
-  const auto gathered = world.gather(std::string(bytes.begin(), bytes.end()));
+  const auto gathered = world.gather(timeline::to_bytes(own));
   if (world.rank() != 0) return {};
   std::vector<timeline::RankSpans> all = {std::move(own)};
   for (int rank = 1; rank < world.size(); ++rank) {
-    const auto& one = gathered[static_cast<size_t>(rank)];
-    all.push_back(from_bytes(
-        rank, reinterpret_cast<const uint8_t*>(one.data()), one.size()));
+    all.push_back(
+        timeline::rank_spans_of(rank, gathered[static_cast<size_t>(rank)]));
   }
   return all;
 }

@@ -1,9 +1,14 @@
 #include "echelon/train/run_log.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/text/build_info.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
@@ -16,6 +21,32 @@ void truncate_with_warning(const std::filesystem::path& metrics, int64_t step) {
   if (!warning.empty()) {
     std::fprintf(stderr, "warning: %s\n", warning.c_str());
   }
+}
+
+// What all traces of the run have in common. The names of OpenTelemetry's
+// semantic conventions where it has one.
+timeline::Attributes resource_of(
+    const World& world, const std::filesystem::path& metrics, const Job& job) {
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  const std::filesystem::path run =
+      std::filesystem::absolute(metrics).lexically_normal().parent_path();
+  timeline::Attributes resource = {
+      {"service.name", "echelon"},
+      {"service.version", build_info::kVersion},
+      {"service.instance.id", format("{}:{}", host, ::getpid())},
+      {"host.name", host},
+      {"process.pid", int64_t{::getpid()}},
+      {"echelon.run", run.filename().string()},
+      {"echelon.model", job.model.name},
+      {"echelon.layout", to_string(job.layout)},
+      {"echelon.ranks", int64_t{world.size()}},
+      {"echelon.ranks_per_host", int64_t{world.local_size()}}};
+  for (const Axis axis : kAxes) {
+    resource.emplace_back(
+        format("echelon.layout.{}", to_string(axis)), job.layout.degree(axis));
+  }
+  return resource;
 }
 
 }  // namespace
@@ -67,29 +98,48 @@ void RunLog::start_over() const {
   std::printf("the run has no checkpoint: it starts over\n");
 }
 
-void RunLog::open(int64_t total_steps, bool events) {
+void RunLog::open(int64_t total_steps, const Job& job) {
   metrics_ = std::make_unique<timeline::MetricsWriter>(path_);
   timeline::ProgressOptions options = timeline::progress_options_for(1);
   options.every = log_every_;
   progress_ = std::make_unique<timeline::Progress>(total_steps, options);
-  if (!events) return;
+  const auto wants = [&](const char* what) {
+    return std::ranges::count(job.train.log, what) > 0;
+  };
+  const auto folder = path_.parent_path();
   try {
-    events_ = std::make_unique<timeline::EventFile>(
-        path_.parent_path() / timeline::kEventFolder, world_.size());
-    events_->go_on_from(steps_, evaluations_);
+    if (wants("tensorboard")) {
+      events_.file = std::make_unique<timeline::EventFile>(
+          folder / timeline::kEventFolder, world_.size());
+      events_.file->go_on_from(steps_, evaluations_);
+    }
+  } catch (const Error& error) {
+    message(std::string("warning: ") + error.what());
+  }
+  try {
+    if (wants("otlp")) {
+      traces_.file = std::make_unique<timeline::TraceFile>(
+          folder / timeline::kTraceFolder / timeline::kTraceFile,
+          resource_of(world_, path_, job), build_info::kVersion);
+    }
   } catch (const Error& error) {
     message(std::string("warning: ") + error.what());
   }
 }
 
-void RunLog::add(const timeline::StepMetrics& metrics, const StepSums& sums) {
+void RunLog::add(
+    const timeline::StepMetrics& metrics, const StepSums& sums,
+    const timeline::Phase& time, const std::vector<timeline::Phase>& parts) {
   steps_.push_back(metrics);
   try {
     metrics_->append(metrics);
   } catch (const Error& error) {
     warn(error);
   }
-  with_events([&](auto& events) { events.append(metrics); });
+  with<timeline::EventFile>(
+      events_, [&](auto& events) { events.append(metrics); });
+  with<timeline::TraceFile>(
+      traces_, [&](auto& traces) { traces.append(metrics, time, parts); });
   recent_.add(metrics);
   progress_->update(
       {.step = metrics.step,
@@ -113,10 +163,24 @@ void RunLog::add(const timeline::EvaluationMetrics& metrics) {
   } catch (const Error& error) {
     warn(error);
   }
-  with_events([&](auto& events) { events.append(metrics); });
+  with<timeline::EventFile>(
+      events_, [&](auto& events) { events.append(metrics); });
+  with<timeline::TraceFile>(traces_, [&](auto& traces) {
+    const int64_t now = timeline::steady_now_ns();
+    traces.append(
+        {"evaluation", now - std::llround(1e9 * metrics.seconds), now},
+        {{"echelon.step", metrics.step},
+         {"echelon.loss", metrics.loss},
+         {"echelon.accuracy", metrics.accuracy}});
+  });
   message(
       "step " + std::to_string(metrics.step) + ": " +
       timeline::to_text(metrics));
+}
+
+void RunLog::add(const timeline::Phase& phase) {
+  with<timeline::TraceFile>(
+      traces_, [&](auto& traces) { traces.append(phase); });
 }
 
 void RunLog::add(const timeline::Rebalance& rebalance) {
@@ -148,7 +212,8 @@ void RunLog::add(const timeline::Rollback& rollback) {
   truncate_with_warning(path_, rollback.step);
   timeline::append_rollback(path_, rollback);
   metrics_ = std::make_unique<timeline::MetricsWriter>(path_);
-  with_events([&](auto& events) { events.truncate(rollback.step); });
+  with<timeline::EventFile>(
+      events_, [&](auto& events) { events.truncate(rollback.step); });
 }
 
 void RunLog::flush() {
@@ -158,22 +223,22 @@ void RunLog::flush() {
   } catch (const Error& error) {
     warn(error);
   }
-  with_events([](auto& events) { events.flush(); });
+  with<timeline::EventFile>(events_, [](auto& events) { events.flush(); });
 }
 
 void RunLog::flush_or_throw() {
-  with_events([](auto& events) { events.flush(); });
+  with<timeline::EventFile>(events_, [](auto& events) { events.flush(); });
+  with<timeline::TraceFile>(traces_, [](auto& traces) { traces.flush(); });
   metrics_->flush();
 }
 
-void RunLog::with_events(
-    const std::function<void(timeline::EventFile&)>& write) {
-  if (!events_) return;
+template <class File>
+void RunLog::with(Extra<File>& extra, const std::function<void(File&)>& write) {
+  if (!extra.file) return;
   try {
-    write(*events_);
-    warned_of_events_ = false;
+    write(*extra.file);
   } catch (const Error& error) {
-    if (std::exchange(warned_of_events_, true)) return;
+    if (std::exchange(extra.warned, true)) return;
     message(
         std::string("warning: ") + error.what() +
         "; training goes on, and what is missing is written when it can be");

@@ -1,5 +1,5 @@
-// What a run tells while it trains: metrics.jsonl, event files and the progress
-// line, all written by rank 0.
+// What a run tells while it trains: metrics.jsonl, event files, traces and the
+// progress line, all written by rank 0.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,14 @@
 
 #include "echelon/comm/world.h"
 #include "echelon/error.h"
+#include "echelon/job/job.h"
 #include "echelon/layout/mesh.h"
 #include "echelon/timeline/event_file.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/progress.h"
 #include "echelon/timeline/rebalance.h"
 #include "echelon/timeline/rollback.h"
+#include "echelon/timeline/trace_file.h"
 #include "echelon/train/step_sums.h"
 
 namespace echelon {
@@ -38,14 +40,19 @@ class RunLog {
   /// Empties the file of a run that was killed before its first checkpoint.
   /// Rank 0 alone calls, before open().
   void start_over() const;
-  /// From now on rank 0 writes; with `events` also an event file for
-  /// TensorBoard, which gets the steps of earlier processes that it lacks. Rank
-  /// 0 alone calls.
-  void open(int64_t total_steps, bool events);
+  /// From now on rank 0 writes; with job.train.log also an event file for
+  /// TensorBoard, which gets the steps of earlier processes that it lacks, and
+  /// traces. Rank 0 alone calls.
+  void open(int64_t total_steps, const Job& job);
 
-  /// Rank 0 alone calls. Where metrics.jsonl cannot be written, as on a full
-  /// disk, this warns, and the lines are written later.
-  void add(const timeline::StepMetrics& metrics, const StepSums& sums);
+  /// Rank 0 alone calls; the step lasted for `time` and was made of `parts`.
+  /// Where metrics.jsonl cannot be written, as on a full disk, this warns, and
+  /// the lines are written later.
+  void
+  add(const timeline::StepMetrics& metrics, const StepSums& sums,
+      const timeline::Phase& time, const std::vector<timeline::Phase>& parts);
+  /// What training stood still for after the last step. Rank 0 alone calls.
+  void add(const timeline::Phase& phase);
   /// Every rank calls, with the same metrics but for the epoch.
   void add(const timeline::EvaluationMetrics& metrics);
   /// Rank 0 alone calls.
@@ -84,16 +91,22 @@ class RunLog {
 
  private:
   void warn(const Error& error);
-  /// Calls `write` with the event file, if there is one: what fails is a
-  /// warning.
-  void with_events(const std::function<void(timeline::EventFile&)>& write);
+  /// A file beside metrics.jsonl. The first time that it cannot be written is
+  /// a warning.
+  template <class File>
+  struct Extra {
+    std::unique_ptr<File> file;  // null: there is none
+    bool warned = false;
+  };
+  template <class File>
+  void with(Extra<File>& extra, const std::function<void(File&)>& write);
 
   World& world_;
   std::filesystem::path path_;
   int64_t log_every_;
   std::unique_ptr<timeline::MetricsWriter> metrics_;
-  std::unique_ptr<timeline::EventFile> events_;
-  bool warned_of_events_ = false;
+  Extra<timeline::EventFile> events_;
+  Extra<timeline::TraceFile> traces_;
   std::unique_ptr<timeline::Progress> progress_;
   std::vector<timeline::StepMetrics> steps_;
   std::vector<timeline::EvaluationMetrics> evaluations_;

@@ -24,10 +24,11 @@ struct Summands {
   SaverNews saver;
   double memory = 0;
   double memory_busy = 0;
+  double record = 0;
 };
 constexpr int64_t kSummands = sizeof(Summands) / sizeof(double);
 static_assert(std::is_trivially_copyable_v<Summands>);
-static_assert(sizeof(Summands) == 11 * sizeof(double), "nothing but numbers");
+static_assert(sizeof(Summands) == 12 * sizeof(double), "nothing but numbers");
 
 void compare_ranks(const double* work, int64_t num_ranks, StepSums& sums) {
   sums.work_seconds.assign(work, work + num_ranks);
@@ -59,7 +60,8 @@ torch::Tensor sum_over_ranks(const StepShare& own, const World& world) {
       .terminated = own.terminated ? 1.0 : 0.0,
       .saver = own.saver,
       .memory = own.memory ? 1.0 : 0.0,
-      .memory_busy = own.memory_busy ? 1.0 : 0.0};
+      .memory_busy = own.memory_busy ? 1.0 : 0.0,
+      .record = own.record ? 1.0 : 0.0};
   auto* values = host.data_ptr<double>();
   values[kSummands + world.rank()] = own.work_seconds;
   torch::Tensor sums = host;
@@ -102,7 +104,8 @@ StepSums read_sums(const torch::Tensor& numbers, int64_t num_ranks) {
       .stop = all.stop > 0,
       .preempted = all.terminated > 0,
       .saver = all.saver,
-      .memory = all.memory > 0 && all.memory_busy == 0};
+      .memory = all.memory > 0 && all.memory_busy == 0,
+      .record = all.record > 0};
   const double* work = values + kSummands;
   const double* losses = work + num_ranks;
   for (int64_t rank = 0; rank < num_ranks; ++rank) {

@@ -23,6 +23,7 @@ struct StepShare {
   SaverNews saver;
   bool memory = false;       // a copy in memory is wanted
   bool memory_busy = false;  // the previous copy is still being sent
+  bool record = false;       // a step is wanted for those who watch
 };
 
 /// What all ranks know afterwards.
@@ -35,6 +36,7 @@ struct StepSums {
   bool preempted = false;  // some rank was asked by SIGTERM
   SaverNews saver;
   bool memory = false;               // a copy in memory is to be made
+  bool record = false;               // the step to come is to be recorded
   int64_t bad_rank = -1;             // first rank whose loss is not finite
   int32_t slowest_rank = -1;         // -1 with one rank
   double slowest_excess = 0;         // its work seconds over the mean, less 1

@@ -49,6 +49,7 @@
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
 #include "echelon/train/stage_cuts.h"
+#include "echelon/train/step_shots.h"
 #include "echelon/train/step_sums.h"
 #include "echelon/train/stop_signals.h"
 #include "echelon/train/strategies/host_copy.h"
@@ -114,8 +115,9 @@ class Loop {
     double data_seconds = 0;
     double communication_seconds = 0;  // on CPUs
     timeline::Recorder::Parts parts;
-    int64_t saver_phase = 0;  // when the saver's news were given
-    HostCopy numbers;         // sum_over_ranks()'s, update_on_device()'s
+    std::vector<timeline::Phase> phases;  // rank 0
+    int64_t saver_phase = 0;              // when the saver's news were given
+    HostCopy numbers;  // sum_over_ranks()'s, update_on_device()'s
   };
 
   // A step that was not finite, from which training goes back.
@@ -132,6 +134,7 @@ class Loop {
     return static_cast<double>(world_.history().waited_ns()) / 1e9;
   }
   void settle();
+  void show_step(const Queued& queued, const StepSums& sums);
   void go_back_or_fail(
       const Queued& queued, const std::string& why, const std::string& advice);
   void go_back();
@@ -165,6 +168,12 @@ class Loop {
   void write_outcome();
   double seconds() const {
     return static_cast<double>(timeline::steady_now_ns() - begin_ns_) * 1e-9;
+  }
+  /// Between two of seconds().
+  timeline::Phase phase(const char* name, double begin, double end) const {
+    return {
+        name, begin_ns_ + std::llround(begin * 1e9),
+        begin_ns_ + std::llround(end * 1e9)};
   }
   bool is_rank_zero() const { return world_.rank() == 0; }
   RestartMemory* memory() {
@@ -202,6 +211,10 @@ class Loop {
   double change_seconds_ = 0;  // what one costs: that of a cut
   int64_t compared_ = -1;      // the last step after which replicas were equal
   RunLog log_;
+  StepShots shots_;
+  int64_t shot_ = -1;      // a step that is recorded for shots_, from 0
+  int64_t shot_ns_ = 0;    // common_ns_ when it was asked for
+  int64_t common_ns_ = 0;  // when all ranks had the same sums
   int64_t begin_ns_ = timeline::steady_now_ns();
   int64_t step_ = 0;   // done, or given to the device
   Position position_;  // behind them
@@ -251,6 +264,7 @@ Loop::Loop(
           job.train.timeline_steps, device_clock_of(world.device()))),
       memory_(job, source_, world, groups_),
       log_(world, folder_, job.train.log_every),
+      shots_(world, groups_.mesh(), folder_, job.train.watch_seconds),
       non_finite_(job.train.on_non_finite) {
   const double began = seconds();
   build(job);
@@ -278,7 +292,7 @@ Loop::Loop(
   run_layers_ =
       count_run_layers(job_, source_, world_, layers != nullptr, folder_);
   if (!continued) log_.start_over();
-  log_.open(total_steps_, std::ranges::count(job.train.log, "tensorboard") > 0);
+  log_.open(total_steps_, job_);
   work_ = work_of_run(job_, source_, world_, run_layers_);
 }
 
@@ -530,10 +544,12 @@ void Loop::train_on() {
         compare_replicas();
       }
       const double stood_still = saver_ ? saver_->stopped_seconds() : 0;
+      const double began = seconds();
       if (!back_) save();
       if (new_cut_ && !back_ && !stop_ && !is_in_doubt()) cut_anew();
-      if (saver_) {
+      if (saver_ && saver_->stopped_seconds() > stood_still) {
         progress_.add_checkpoint(saver_->stopped_seconds() - stood_still);
+        if (is_rank_zero()) log_.add(phase("checkpoint", began, seconds()));
       }
     }
   }
@@ -565,8 +581,9 @@ bool Loop::one_step() {
   if (memory_saver_) memory_saver_->finish();
   progress_.advance();
   const int64_t saver_phase = saver_ ? saver_->phase_number() : 0;
+  const double computed = seconds();
   // A rank that waits for a slower one does not work.
-  double worked = seconds() - started - (waited_seconds() - waited);
+  double worked = computed - started - (waited_seconds() - waited);
   if (doors_.work_seconds) {
     worked = doors_.work_seconds(
         world_.rank(), step_ + 1, static_cast<int64_t>(batch->indices.size()));
@@ -581,8 +598,10 @@ bool Loop::one_step() {
        .saver = saver_ ? saver_->news() : SaverNews{},
        .memory =
            memory_saver_ && is_rank_zero() && memory_saver_->wanted(step_ + 1),
-       .memory_busy = memory_saver_ && memory_saver_->is_sending()},
+       .memory_busy = memory_saver_ && memory_saver_->is_sending(),
+       .record = is_rank_zero() && shots_.due()},
       world_);
+  if (world_.device().is_cpu()) common_ns_ = timeline::steady_now_ns();
   for (const auto& reason : batch->skip_reasons) {
     std::fprintf(stderr, "skipped a sample: %s\n", reason.c_str());
   }
@@ -599,9 +618,18 @@ bool Loop::one_step() {
       step_ == 0;
   if (saver_) saver_->before_update();
   const bool by_layer = logged && job_.train.layer_norms;
+  const double summed = seconds();
   const auto update = state_->update_on_device(
       step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr,
       must_skip(sums, world_.size()));
+  std::vector<timeline::Phase> phases;
+  if (is_rank_zero()) phases.push_back(phase("data", started, loaded));
+  // On a device, the host only queues the others.
+  if (is_rank_zero() && world_.device().is_cpu()) {
+    phases.push_back(phase("forward and backward", loaded, computed));
+    phases.push_back(phase("sum over ranks", computed, summed));
+    phases.push_back(phase("update", summed, seconds()));
+  }
   ++step_;
   position_ = position;
   queued_.emplace(Queued{
@@ -614,6 +642,7 @@ bool Loop::one_step() {
       .data_seconds = loaded - started,
       .communication_seconds = waited_seconds() - waited,
       .parts = recorder_->take_parts(),
+      .phases = std::move(phases),
       .saver_phase = saver_phase,
       .numbers = HostCopy({sums, update})});
   if (world_.device().is_cpu()) settle();
@@ -627,7 +656,9 @@ void Loop::settle() {
   Queued queued = std::move(*queued_);
   queued_.reset();
   const auto& numbers = queued.numbers.wait();
+  if (!world_.device().is_cpu()) common_ns_ = timeline::steady_now_ns();
   const StepSums sums = read_sums(numbers[0], world_.size());
+  show_step(queued, sums);
   stop_ = sums.stop;
   preempted_ = sums.preempted;
   if (sums.bad_rank >= 0 && !non_finite_.may_skip()) {
@@ -680,6 +711,23 @@ void Loop::settle() {
   divide_anew(queued, sums);
 }
 
+// The step is one that all ranks recorded, or it tells them to.
+void Loop::show_step(const Queued& queued, const StepSums& sums) {
+  if (shot_ == queued.step - 1) {
+    shot_ = -1;
+    try {
+      shots_.write(recorder_->take_step(queued.step - 1), shot_ns_);
+    } catch (const std::exception&) {
+      // A device that has failed has no times. Its error is on its way.
+    }
+  }
+  if (!sums.record) return;
+  // On a device, the next step has begun.
+  shot_ = queued.step + (world_.device().is_cpu() ? 0 : 1);
+  shot_ns_ = common_ns_;
+  recorder_->also_record(shot_);
+}
+
 void Loop::record(
     const Queued& queued, const StepSums& sums, const StepUpdate& update) {
   // On a GPU the host begins a step before the last one has ended: the time
@@ -727,7 +775,7 @@ void Loop::record(
     metrics.layer_grad_norms.emplace_back(layers_[i], update.layer_norms[i]);
   }
   if (sums.slowest_rank >= 0) metrics.slowest_rank = sums.slowest_rank;
-  log_.add(metrics, sums);
+  log_.add(metrics, sums, phase("step", began, settled_), queued.phases);
 }
 
 void Loop::record_last() noexcept {

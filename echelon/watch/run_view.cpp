@@ -75,6 +75,24 @@ ViewJson json_of(const RankView& rank) {
   return json;
 }
 
+ViewJson json_of(const LastStep& last) {
+  ViewJson ranks = ViewJson::array();
+  for (const auto& rank : last.diagnosis.ranks) {
+    ranks.push_back(
+        {{"rank", rank.rank},
+         {"step_seconds", rank.step_seconds},
+         {"compute_seconds", rank.compute_seconds},
+         {"overlapped_seconds", rank.overlapped_seconds},
+         {"exposed_seconds", rank.exposed_seconds},
+         {"data_seconds", rank.data_seconds},
+         {"idle_seconds", rank.idle_seconds}});
+  }
+  return {
+      {"step", last.step},
+      {"age_seconds", last.age_seconds},
+      {"ranks", std::move(ranks)}};
+}
+
 ViewJson json_of(const CurvePoints& curve) {
   ViewJson json = ViewJson::array();
   for (const auto& [x, y] : curve.points()) json.push_back({x, y});
@@ -132,6 +150,7 @@ std::string to_json(const RunView& view, bool curves) {
   if (!view.failure.empty()) json["failure"] = view.failure;
   json["ranks"] = ViewJson::array();
   for (const auto& rank : view.ranks) json["ranks"].push_back(json_of(rank));
+  if (view.last_step) json["last_step"] = json_of(*view.last_step);
   json["findings"] = view.findings;
   if (!view.note.empty()) json["note"] = view.note;
   if (curves) {

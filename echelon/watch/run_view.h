@@ -9,6 +9,8 @@
 
 #include "echelon/monitoring/run_status.h"
 #include "echelon/timeline/metrics.h"
+#include "echelon/timeline/overlap.h"
+#include "echelon/timeline/timeline.h"
 
 namespace echelon::watch {
 
@@ -62,6 +64,14 @@ struct Saved {
   double age_seconds = 0;
 };
 
+/// The newest step that ranks have recorded, of those that a page shows.
+struct LastStep {
+  int64_t step = 0;  // from 1
+  double age_seconds = 0;
+  timeline::Timeline timeline;
+  timeline::Diagnosis diagnosis;  // of it
+};
+
 struct RunView {
   std::string path;
   std::string name;    // the folder's
@@ -81,7 +91,8 @@ struct RunView {
   std::optional<double> quiet_seconds;  // since it wrote its metrics
   std::optional<timeline::EvaluationMetrics> evaluation;  // the newest
   std::optional<Saved> checkpoint;                        // the newest
-  CurvePoints losses, speeds;  // over steps; speeds in samples a second
+  CurvePoints losses, speeds;         // over steps; speeds in samples a second
+  std::optional<LastStep> last_step;  // WatchOptions::last_step
 
   std::vector<RankView> ranks;
   int num_hosts = 0;

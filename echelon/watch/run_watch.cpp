@@ -17,6 +17,7 @@
 #include "echelon/text/file_descriptor.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
+#include "echelon/timeline/last_step.h"
 
 namespace echelon::watch {
 namespace {
@@ -91,6 +92,7 @@ const RunView& RunWatch::look() {
   add_means();
   read_status();
   add_eta();
+  if (options_.last_step) read_last_step();
   if (options_.findings) read_findings();
   looked_ = true;
   return view_;
@@ -400,6 +402,36 @@ void RunWatch::take_ranks(
   }
   std::ranges::sort(
       view_.ranks, {}, [](const RankView& one) { return one.status.rank; });
+}
+
+// The ranks write at nearly the same time: what is there a look later is whole.
+void RunWatch::read_last_step() {
+  const fs::path first = folder_ / timeline::last_step_file(0);
+  std::error_code error;
+  const auto written = fs::last_write_time(first, error);
+  if (error) {
+    view_.last_step.reset();
+    shot_.reset();
+    return;
+  }
+  const bool stable = !looked_ || seen_shot_ == written;
+  seen_shot_ = written;
+  if (view_.last_step) view_.last_step->age_seconds = since(*shot_);
+  if (!stable || shot_ == written) return;
+  shot_ = written;
+  try {
+    auto timeline = timeline::read_last_step(folder_);
+    if (!timeline) return;
+    LastStep last{
+        .step = timeline->spans.front().step + 1,
+        .age_seconds = since(written),
+        .timeline = std::move(*timeline)};
+    for (auto& span : last.timeline.spans) ++span.step;  // from 1, as shown
+    last.diagnosis = timeline::diagnose(last.timeline);
+    view_.last_step = std::move(last);
+  } catch (const Error& failure) {
+    view_.note = first_line_of(failure.what());
+  }
 }
 
 void RunWatch::read_findings() {

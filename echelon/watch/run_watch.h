@@ -5,8 +5,9 @@
 //   for (;;) show(watch.look());
 //
 // metrics.jsonl tells what was trained, status/ what the launchers last said of
-// themselves and their ranks (monitoring/run_status.h), checkpoints/ what is
-// saved, and config.toml how far it is to go.
+// themselves and their ranks (monitoring/run_status.h), last_step/ what each
+// rank did in a step (train/step_shots.h), checkpoints/ what is saved, and
+// config.toml how far it is to go.
 #pragma once
 
 #include <chrono>
@@ -25,6 +26,8 @@ namespace echelon::watch {
 
 struct WatchOptions {
   bool findings = true;
+  /// What each rank did in the newest step that was recorded.
+  bool last_step = false;
   /// Of long runs, only the end of metrics.jsonl: for a line of many runs.
   bool brief = false;
 };
@@ -51,6 +54,7 @@ class RunWatch {
       const monitoring::RunStatus& coordinator);
   bool lives(const monitoring::RunStatus& status);
   void read_checkpoint();
+  void read_last_step();
   void read_findings();
   void add_means();
   void add_eta();
@@ -67,6 +71,8 @@ class RunWatch {
   uint64_t beat_ = 0;
   std::optional<Steady::time_point> beat_at_;  // when it changed
   bool looked_ = false;
+  // When last_step/ was written: as it was read, and at the last look.
+  std::optional<std::filesystem::file_time_type> shot_, seen_shot_;
   std::optional<Steady::time_point> explained_;
   int64_t explained_step_ = -1;
 };

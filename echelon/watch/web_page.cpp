@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 
 #include "echelon/authentication/key.h"
@@ -9,6 +10,8 @@
 #include "echelon/monitoring/listen.h"
 #include "echelon/report/chart.h"
 #include "echelon/report/page.h"
+#include "echelon/report/pipeline_page.h"
+#include "echelon/report/sections.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
@@ -108,6 +111,28 @@ void add_ranks(Markup& page, const RunView& view) {
   page.add("</section>");
 }
 
+// What each rank did: the stages of a pipeline, else computation and
+// communication.
+void add_last_step(Markup& page, const RunView& view) {
+  if (!view.last_step || view.last_step->diagnosis.steps.empty()) return;
+  const auto& [step, age, timeline, diagnosis] = *view.last_step;
+  const std::string when =
+      is_over(view.state) ? ""
+                          : format(", {} ago", format_seconds(std::round(age)));
+  const auto stages = report::stage_pictures(timeline, "last");
+  page.add(
+      "<section id='step'><h2>What each rank did</h2><p class='lead'>Step "
+      "{}{}. {}</p>",
+      format_count(step), when, stages ? stages->sentence : diagnosis.sentence);
+  if (stages) {
+    report::draw_stage_pictures(page, *stages);
+  } else {
+    report::draw_typical_step(page, timeline, diagnosis, "last-");
+  }
+  report::draw_rank_times(page, timeline, diagnosis);
+  page.add("</section>");
+}
+
 // Equal in a time that does not tell how much of it is.
 bool same_token(std::string_view a, std::string_view b) {
   unsigned char difference = a.size() == b.size() ? 0 : 1;
@@ -153,6 +178,7 @@ std::string to_page(const RunView& view) {
     page.add("</div></section>");
   }
   add_ranks(page, view);
+  add_last_step(page, view);
   if (!view.findings.empty()) {
     page.add(
         "<section id='findings'><h2>What holds it back</h2><ol "
@@ -207,7 +233,7 @@ refusal_of(const monitoring::PageRequest& request, std::string_view token) {
 }
 
 WebWatch::WebWatch(const std::filesystem::path& run, const std::string& address)
-    : watch_(run) {
+    : watch_(run, {.last_step = true}) {
   monitoring::Listening listening = monitoring::listen_at(address, "--web");
   if (!listening.loopback) {
     throw ConfigError(format(

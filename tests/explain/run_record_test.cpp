@@ -101,6 +101,27 @@ TEST_F(RunRecordTest, TheRankInWhichATimelineBreaksOffIsLeftOut) {
   EXPECT_THAT(record.notes, Contains(HasSubstr("rank 1")));
 }
 
+TEST_F(RunRecordTest, ARunThatTrainsIsExplainedByTheStepRecordedLast) {
+  const timeline::Timeline whole = read_run(run_).timeline;
+  remove("timeline.json");
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    timeline::RankSpans last;
+    for (const auto& span : whole.spans) {
+      if (span.rank == rank && span.step == 1) last.spans.push_back(span);
+    }
+    folder_.write(
+        "run/" + timeline::last_step_file(rank), timeline::to_bytes(last));
+  }
+  const RunExplanation run = explain_run(run_);
+  EXPECT_EQ(run.recorded_steps, 1);
+  EXPECT_EQ(run.ranks, 2);
+  EXPECT_THAT(run.notes, Contains(HasSubstr("which may not be typical")));
+  folder_.write("run/" + timeline::last_step_file(0), "x");
+  const RunExplanation broken = explain_run(run_);
+  EXPECT_EQ(broken.recorded_steps, 0);
+  EXPECT_THAT(broken.notes, Contains(HasSubstr("spans of rank 0")));
+}
+
 TEST_F(RunRecordTest, ARunWithoutATimelineIsExplainedByItsMetrics) {
   remove("timeline.json");
   const RunExplanation run = explain_run(run_);

@@ -39,15 +39,23 @@ inline std::string pytorch_python() {
     GTEST_SKIP() << "needs Python's PyTorch: run `make extras` once"; \
   }
 
-/// The same for tests that need the `transformers` package.
-#define ECHELON_NEED_TRANSFORMERS()                                           \
-  ECHELON_NEED_PYTHON();                                                      \
-  if (std::system((::echelon::pytorch_python() +                              \
-                   " -c 'import importlib.util as u; "                        \
-                   "exit(u.find_spec(\"transformers\") is None)'")            \
-                      .c_str()) != 0) {                                       \
-    GTEST_SKIP() << "needs the transformers package: run `make extras` once"; \
+/// Whether the environment has the package.
+inline bool has_python_package(const std::string& name) {
+  return !pytorch_python().empty() &&
+         std::system((pytorch_python() +
+                      " -c 'import importlib.util as u; "
+                      "exit(u.find_spec(\"" +
+                      name + "\") is None)'")
+                         .c_str()) == 0;
+}
+
+/// The same for tests that need a package that is not part of PyTorch.
+#define ECHELON_NEED_PACKAGE(name)                      \
+  if (!::echelon::has_python_package(name)) {           \
+    GTEST_SKIP() << "needs Python's package " << (name) \
+                 << ": run `make extras` once";         \
   }
+#define ECHELON_NEED_TRANSFORMERS() ECHELON_NEED_PACKAGE("transformers")
 
 namespace detail {
 

@@ -1,9 +1,11 @@
 // What is written beside a run that trains, and what watches it.
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "echelon/monitoring/run_status.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/rollback.h"
+#include "echelon/watch/web_page.h"
 #include "tests/support/places.h"
 #include "tests/support/process.h"
 #include "tests/support/python.h"
@@ -42,14 +45,6 @@ class WatchedRuns : public testing::Test {
 
   TempFolder folder_;
 };
-
-bool has_tensorboard() {
-  return !pytorch_python().empty() &&
-         std::system((pytorch_python() +
-                      " -c 'import importlib.util as u; "
-                      "exit(u.find_spec(\"tensorboard\") is None)'")
-                         .c_str()) == 0;
-}
 
 TEST_F(WatchedRuns, SayWhatTheyDoAndHowTheyEnd) {
   Command job(train(1'000'000));
@@ -148,10 +143,119 @@ TEST_F(WatchedRuns, HaveLinesThatFitTheSchema) {
       {source_path("doc/metrics.schema.json"), rare}));
 }
 
-TEST_F(WatchedRuns, AreReadByTensorBoard) {
-  if (!has_tensorboard()) {
-    GTEST_SKIP() << "needs the tensorboard package: run `make extras` once";
+// Ranks of a pipeline of two stages, twice.
+TEST_F(WatchedRuns, ShowWhatEachRankDidInAStep) {
+  Command job(
+      train_digits(run(), 1'000'000) + Words{"-n", "4"} +
+      set(
+          {"layout.dp=2", "layout.pp=2", "layout.microbatches=4",
+           "train.watch_seconds=0.2", "train.timeline_steps=0"}));
+  const auto shown = [&] {
+    const json view = watched();
+    return view.contains("last_step") ? view.at("last_step") : json();
+  };
+  json last;
+  ASSERT_TRUE(Command::until([&] {
+    last = shown();
+    return !last.is_null();
+  })) << job.err();
+  // It is another one soon.
+  const int64_t first = last.at("step");
+  ASSERT_TRUE(Command::until([&] {
+    last = shown();
+    // A rank that is late is left out.
+    return last.at("step") > first && last.at("ranks").size() == 4;
+  }));
+  for (size_t rank = 0; rank < 4; ++rank) {
+    const json& one = last.at("ranks").at(rank);
+    EXPECT_EQ(one.at("rank"), rank);
+    EXPECT_GT(one.at("compute_seconds"), 0);
+    EXPECT_GT(one.at("step_seconds"), one.at("compute_seconds"));
   }
+  EXPECT_LT(last.at("age_seconds"), 60);
+  // The page draws the pipelines as the report does.
+  std::string page;
+  EXPECT_TRUE(Command::until([&] {
+    watch::RunWatch watch(run(), {.last_step = true});
+    page = watch::to_page(watch.look());
+    return page.find("pipeline 1") != page.npos;
+  }));
+  for (const char* part :
+       {"pipeline 0", "Ideal schedule", "backward", "<section id=\"ranks\">"}) {
+    EXPECT_THAT(page, HasSubstr(part));
+  }
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75) << job.err();
+  EXPECT_FALSE(std::filesystem::exists(run() + "/last_step/rank-4.msgpack"));
+}
+
+// Several watch one run; one is killed, and the others and the run go on.
+TEST_F(WatchedRuns, GoOnWhateverTheirWatchersDo) {
+  Command job(train(1'000'000));
+  ASSERT_TRUE(Command::until([&] {
+    return std::filesystem::exists(run() + "/status/rank-0.json") &&
+           watched().contains("step");
+  }));
+  const std::string port = std::to_string(testing_support::free_port());
+  const Words web = {kEchelon, "watch", run(), "--web", port};
+  Command first({kEchelon, "watch", run()});
+  Command second({kEchelon, "watch", run()});
+  auto third = std::make_unique<Command>(web);
+  ASSERT_TRUE(first.until_output("step ")) << first.err();
+  ASSERT_TRUE(second.until_output("step ")) << second.err();
+  ASSERT_TRUE(third->until_output("?token=")) << third->err();
+  first.signal(SIGKILL);
+  third->signal(SIGKILL);
+  first.wait();
+  third->wait();
+  // Its port is free at once, and the page has another token.
+  Command again(web);
+  ASSERT_TRUE(again.until_output("?token=")) << again.err();
+  const int64_t before = watched().at("step");
+  ASSERT_TRUE(
+      Command::until([&] { return watched().at("step") > before + 5; }));
+  EXPECT_EQ(watched().at("state"), "training");
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75) << job.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+  EXPECT_THAT(second.out(), HasSubstr("stopped"));
+}
+
+TEST_F(WatchedRuns, GoOnWhereTheDiskBesideTheirMetricsIsFull) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root's rights, for small disks";
+  ASSERT_EQ(Command(train(1)).wait(), 0);  // the folder is a run's
+  Command job(
+      Words{
+          "/usr/bin/unshare", "-m", "/bin/sh", "-c",
+          "cd " + run() +
+              "; for place in tensorboard otlp last_step; do mkdir -p $place; "
+              "mount -t tmpfs -o size=4k none $place; done; exec \"$@\"",
+          "sh"} +
+      train(
+          300,
+          Words{"--overwrite"} + set(
+                                     {"train.log=[\"tensorboard\", \"otlp\"]",
+                                      "train.watch_seconds=0.1"})));
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(steps().size(), 300u);
+  for (const char* file : {"[tensorboard]", "[otlp]"}) {
+    const std::string warning =
+        std::string("warning: ") + file + " cannot write ";
+    const size_t at = job.out().find(warning);
+    ASSERT_NE(at, std::string::npos) << job.out();
+    EXPECT_EQ(job.out().find(warning, at + 1), std::string::npos);
+    EXPECT_THAT(job.out().substr(at), HasSubstr("No space left on device"));
+  }
+}
+
+TEST_F(WatchedRuns, RecordNoStepWhereNobodyWants) {
+  Command job(train(30, set({"train.watch_seconds=0"})));
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  EXPECT_FALSE(std::filesystem::exists(run() + "/last_step"));
+}
+
+TEST_F(WatchedRuns, AreReadByTensorBoard) {
+  ECHELON_NEED_PACKAGE("tensorboard");
   const auto tensorboard = set({"train.log=[\"tensorboard\"]"});
   const auto saves = set({"checkpoint.every_steps=10"});
   {
@@ -187,6 +291,47 @@ TEST_F(WatchedRuns, AreReadByTensorBoard) {
   EXPECT_EQ(found.at("time_metrics/end_to_end(s)").size(), all.size());
   EXPECT_GT(found.at("tflops").at(0).at(1), 0);
   EXPECT_GT(found.at("memory/max_reserved(GiB)").at(0).at(1), 0);
+}
+
+TEST_F(WatchedRuns, WriteTracesThatOpenTelemetryReads) {
+  ECHELON_NEED_PACKAGE("opentelemetry");
+  Command job(train(
+      12, set(
+              {"train.log=[\"otlp\"]", "train.eval_every=5",
+               "checkpoint.every_steps=6"})));
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  const json spans = json::parse(run_python_script(
+      "watch/read_traces.py", {run() + "/otlp/traces.jsonl"}));
+  std::map<std::string, json> steps;  // by trace
+  for (const auto& span : spans) {
+    if (span.at("name") == "step") steps[span.at("trace")] = span;
+  }
+  ASSERT_EQ(steps.size(), 12u);
+  std::map<std::string, int> parts;
+  for (const auto& span : spans) {
+    const json& step = steps.at(span.at("trace"));
+    EXPECT_LE(step.at("begin"), span.at("begin")) << span;
+    EXPECT_GE(step.at("end"), span.at("end")) << span;
+    if (span.at("name") == "step") continue;
+    EXPECT_EQ(span.at("parent"), step.at("id"));
+    ++parts[span.at("name")];
+  }
+  for (const char* part :
+       {"data", "forward and backward", "sum over ranks", "update"}) {
+    EXPECT_EQ(parts[part], 12) << part;
+  }
+  EXPECT_EQ(parts["evaluation"], 3);  // after 5, 10 and all steps
+  EXPECT_GE(parts["checkpoint"], 2);
+  const auto all = this->steps();
+  for (const auto& [trace, step] : steps) {
+    const json& figures = step.at("attributes");
+    const auto number = figures.at("echelon.step").get<size_t>();
+    EXPECT_EQ(figures.at("echelon.loss"), all.at(number - 1).loss);
+  }
+  const json& resource = spans.at(0).at("resource");
+  EXPECT_EQ(resource.at("service.name"), "echelon");
+  EXPECT_EQ(resource.at("echelon.layout"), "dp=2");
+  EXPECT_EQ(resource.at("echelon.ranks"), 2);
 }
 
 }  // namespace echelon::watch_runs_test

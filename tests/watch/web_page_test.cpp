@@ -76,6 +76,101 @@ TEST(WebPage, ShowsTheRunWithoutScripts) {
   EXPECT_THAT(page, Not(HasSubstr(">GPU<")));
 }
 
+timeline::RankSpans
+spans_of(int32_t rank, int64_t step, const std::string& action) {
+  timeline::RankSpans spans{.rank = rank, .rank_name = "rank"};
+  const auto add = [&](const std::string& name, timeline::SpanKind kind,
+                       int64_t begin, int64_t end) {
+    spans.spans.push_back(
+        {.rank = rank,
+         .track = "compute",
+         .name = name,
+         .kind = kind,
+         .begin_ns = begin * 1'000'000,
+         .end_ns = end * 1'000'000,
+         .step = step});
+  };
+  add(action, timeline::SpanKind::forward, 10 * rank, 10 * rank + 10);
+  add("wait for all_reduce", timeline::SpanKind::communication, 10 * rank + 10,
+      40);
+  return spans;
+}
+
+void write_last_step(
+    const TempFolder& folder, int64_t step, const std::string& name) {
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    const std::string action =
+        name.empty() ? std::to_string(rank) + "F0" : name;
+    folder.write(
+        "run/" + timeline::last_step_file(rank),
+        timeline::to_bytes(spans_of(rank, step, action)));
+  }
+}
+
+TEST(WebPage, ShowsThePipelinesLastStep) {
+  using namespace written_run;
+  TempFolder folder;
+  write_run(folder);
+  write(folder, living());
+  write_last_step(folder, 29, "");
+  RunWatch watch(folder.path("run"), {.findings = false, .last_step = true});
+  const std::string page = to_page(watch.look());
+  for (const char* part :
+       {"<h2>What each rank did</h2>", "Step 30, ", "Measured: step 30",
+        "forward of microbatch 0, stage 1", "Ideal schedule",
+        "<th scope=\"row\">rank 1"}) {
+    EXPECT_THAT(page, HasSubstr(part));
+  }
+  // Files that come later are read once all ranks had time to write.
+  for (const auto& entry :
+       std::filesystem::directory_iterator(folder.path("run/last_step"))) {
+    std::filesystem::last_write_time(
+        entry, std::filesystem::file_time_type::clock::now() -
+                   std::chrono::seconds(30));
+  }
+  watch.look();
+  write_last_step(folder, 31, "");
+  EXPECT_EQ(watch.look().last_step->step, 30);
+  EXPECT_EQ(watch.look().last_step->step, 32);
+  // What an earlier job with more ranks left does not count.
+  folder.write(
+      "run/" + timeline::last_step_file(2),
+      timeline::to_bytes(spans_of(2, 90, "2F0")));
+  RunWatch again(folder.path("run"), {.findings = false, .last_step = true});
+  EXPECT_EQ(again.look().last_step->diagnosis.ranks.size(), 2u);
+}
+
+TEST(WebPage, ShowsSharesWithoutAPipeline) {
+  using namespace written_run;
+  TempFolder folder;
+  write_run(folder);
+  write(folder, living());
+  write_last_step(folder, 29, "forward");
+  RunWatch watch(folder.path("run"), {.findings = false, .last_step = true});
+  const std::string page = to_page(watch.look());
+  for (const char* part :
+       {"<h2>What each rank did</h2>", "Step 30, ", "One step: 40 ms",
+        "exposed", "rank 0", "30 ms"}) {
+    EXPECT_THAT(page, HasSubstr(part));
+  }
+  EXPECT_THAT(page, Not(HasSubstr("microbatch")));
+}
+
+TEST(WebPage, SaysThatALastStepIsBroken) {
+  using namespace written_run;
+  TempFolder folder;
+  write_run(folder);
+  for (const std::string bytes :
+       {"", "x", "\x93\x01\x02\x03", "\xdd\xff\xff\xff\xff"}) {
+    folder.write("run/" + timeline::last_step_file(0), bytes);
+    RunWatch watch(folder.path("run"), {.findings = false, .last_step = true});
+    const RunView& view = watch.look();
+    EXPECT_FALSE(view.last_step);
+    EXPECT_THAT(view.note, HasSubstr("spans of rank 0"));
+    EXPECT_THAT(to_page(view), HasSubstr("of 100"));
+  }
+}
+
 TEST(WebPage, ShowsARunThatHasNotBegun) {
   TempFolder folder;
   RunWatch watch(folder.path("run"));
