@@ -9,12 +9,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <optional>
+#include <set>
 
 #include "echelon/architecture/check_weights.h"
 #include "echelon/architecture/language_model.h"
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/architecture/trained_parameters.h"
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
@@ -643,6 +646,38 @@ class Checker {
     }
   }
 
+  // Patterns of names that match some parameter, and leave some to train.
+  void check_frozen(const std::vector<ParameterInfo>& parameters) {
+    std::set<std::string> frozen;
+    try {
+      frozen = frozen_parameters(job_.model, parameters);
+    } catch (const ConfigError& error) {
+      throw ConfigError(place("model.freeze") + error.what());
+    }
+    if (job_.layout.ep > 1) check_frozen_experts(parameters, frozen);
+  }
+
+  // The ranks of ep, which have different experts, send each other gradients.
+  void check_frozen_experts(
+      const std::vector<ParameterInfo>& parameters,
+      const std::set<std::string>& frozen) {
+    std::map<std::string, const ParameterInfo*> first;  // by what they share
+    for (const auto& info : parameters) {
+      const auto expert = expert_of(info.name);
+      if (!expert) continue;
+      std::string shared = info.name;
+      const std::string number = format(".experts.{}.", *expert);
+      shared.replace(shared.find(number), number.size(), ".experts.*.");
+      const auto& other = *first.emplace(shared, &info).first->second;
+      if (frozen.contains(info.name) == frozen.contains(other.name)) continue;
+      fail(
+          "model.freeze",
+          "freezes one of \"{}\" and \"{}\", and ranks share out the experts "
+          "of a block (ep = {}); freeze \"{}\", or set ep = 1",
+          other.name, info.name, job_.layout.ep, shared);
+    }
+  }
+
   int64_t check_model(const JobFacts& facts) {
     std::vector<ParameterInfo> parameters;
     try {
@@ -659,6 +694,7 @@ class Checker {
     } else {
       check_widths(parameters);
     }
+    check_frozen(parameters);
     if (!job_.model.weights.empty()) {
       check_weights(
           job_.model.weights, parameters, document_.where("model.weights"));

@@ -73,6 +73,9 @@ class UnusedSettings {
          "model.max_positions", "model.rope_theta", "model.norm_eps",
          "model.dropout", "model.tie_embeddings"});
     unless(
+        job_.model.lora.used(), "without adapters (rank is 0)",
+        {"lora.alpha", "lora.targets"});
+    unless(
         has_experts(job_.model), by_model,
         {"model.normalize_routing", "model.aux_loss", "model.z_loss"});
     const bool tensor = job_.layout.tp > 1;
