@@ -548,7 +548,7 @@ class Checker {
     if (data.name == DataKind::text) {
       for (const char* key :
            {"weights", "sequence", "token_bytes", "tokenizer", "vocab_size",
-            "documents", "end_of_text_id", "path"}) {
+            "documents", "end_of_text_id", "chat_template", "path"}) {
         const std::string full = format("data.{}", key);
         if (message.starts_with(format("[data] {}", key)) &&
             !document_.entry(full).place.is_default()) {

@@ -130,7 +130,8 @@ class UnusedSettings {
         data == DataKind::text, by_data,
         {"data.sources", "data.weights", "data.format", "data.tokenizer",
          "data.vocab_size", "data.token_bytes", "data.sequence",
-         "data.documents", "data.document_separator", "data.end_of_text_id"});
+         "data.documents", "data.document_separator", "data.text_field",
+         "data.chat_template", "data.end_of_text_id"});
     unless(
         data == DataKind::dummy, by_data,
         {"data.samples", "data.shape", "data.classes"});

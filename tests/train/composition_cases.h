@@ -611,6 +611,29 @@ inline void add_adapters(Cases& cases) {
   }
 }
 
+// Texts of which some tokens count in the loss, so that ranks have different
+// numbers of them, or none.
+inline void add_masks(Cases& cases) {
+  const auto add = [&](const Layout& layout,
+                       const std::string& also = "") -> Job& {
+    Job& job = cases.add(llama(), layout, "masked tokens" + also);
+    auto& source = job.data.sources.front();
+    source = source.substr(0, source.rfind('/')) + "/masked.bin";
+    return job;
+  };
+  for (const Layout& layout : parse_layouts(
+           {"dp=2", "dp=3", "dp=4", "fsdp=2", "tp=2", "pp=2", "cp=2",
+            "dp=2,tp=2,pp=2", "fsdp=2,cp=2"})) {
+    add(layout);
+  }
+  add({.dp_replicate = 2}, ", 3 backward passes").train.accumulate = 3;
+  add({.dp_replicate = 2}, ", batches of 16 and 8").train.rank_batch = {16, 8};
+  add({.dp_replicate = 2, .tp = 2}, tokens_text(true))
+      .tensor.sequence_parallel = true;
+  add({.dp_replicate = 3}, ", borders of documents not respected")
+      .data.documents = Documents::packed;
+}
+
 inline std::vector<Case> all_cases(const std::string& tokens) {
   Cases cases(tokens);
   for (const auto& model : {tiny_gpt(), llama(), kSimpleCnn}) {
@@ -664,6 +687,7 @@ inline std::vector<Case> all_cases(const std::string& tokens) {
   add_expert_ranks(cases);
   add_frozen(cases);
   add_adapters(cases);
+  add_masks(cases);
   return std::move(cases.all);
 }
 
