@@ -71,7 +71,7 @@ DeviceRates h100_500w() {
 
 DeviceRates b200() {
   DeviceRates r = h100();
-  r.matrix_share = 0.53;  // [mamf] 0.78
+  r.matrix_share = 0.62;  // [mamf] 0.78
   r.matrix_share_fp8 = 0.645;
   r.memory_share = 0.85;
   r.cache_bytes = 126e6;

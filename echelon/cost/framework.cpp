@@ -270,13 +270,13 @@ void add_megatron_cores(Frameworks& list) {
   bridge.hidden_expert_parallel = 0.3;
   bridge.host_seconds = 3e-6;
   bridge.quantise_bytes = 1;
-  bridge.expert_share = 0.82;
+  bridge.expert_share = 0.9;
   bridge.expert_host_seconds = 2.6e-3;
 
   // Its containers of 2025: slower matmuls of experts, more host overhead.
   Framework& bridge_25 = list.add("megatron-bridge-25", bridge);
   bridge_25.expert_host_seconds = 3.3e-3;
-  bridge_25.expert_share = 0.67;
+  bridge_25.expert_share = 0.8;
 
   // Containers since 26.06: layers of experts run without the host.
   Framework& bridge_26_06 = list.add("megatron-bridge-26.06", bridge);

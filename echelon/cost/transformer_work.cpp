@@ -273,6 +273,13 @@ class BlockBuilder {
     activation(as_double(copies) * as_double(columns));
     build_.linear(
         "experts out", rows, sizes_.hidden, columns, false, local, true);
+    if (shape_.biases) {
+      // Added one expert after the other, beside an activation that is not
+      // fused ([fit] gpt-oss).
+      build_.stream(
+          "expert biases", as_double(copies) * (3 * as_double(columns) + width),
+          4, 4, 2 * local, 2 * local);
+    }
     dispatch("combine", sent);
     build_.stream("sum copies", sent, 3, 3, 4, 4);
     if (mix.shared_ffn > 0) feed_forward(mix.shared_ffn);

@@ -116,7 +116,8 @@ struct Span {
           text_of(
               time, midnight && step >= 3600 ? "%-d %b"
                     : step < 60              ? "%H:%M:%S"
-                                             : "%H:%M"));
+                                             : "%H:%M"),
+          0.5 / static_cast<double>(most));
     }
   }
 };

@@ -144,7 +144,7 @@ const std::vector<Mistake>& mistakes() {
       {"export runs/nothing out --format onnx", 2,
        "must be safetensors or huggingface"},
       {"import theirs ours", 3,
-       "known are GPT2LMHeadModel and LlamaForCausalLM"},
+       "known are GPT2LMHeadModel, LlamaForCausalLM, "},
       {"import empty ours", 3, "a Hugging Face folder has a config.json"},
       {"plan --model gpt5 --cluster h100-sxm:8 --batch 8", 2,
        "did you mean \"gpt2\"?"},

@@ -253,12 +253,13 @@ TEST_F(SimulateCommand, NamesTheNearestSettingThatFits) {
 
 TEST_F(SimulateCommand, SaysWhichSettingsItsConfigurationLacks) {
   const auto other = printed(
-      run("--model mixtral-8x7b --cluster h100-sxm:2x8 --layout dp=2,tp=8 "
+      run("--model gpt-oss-20b --cluster h100-sxm:2x8 --layout dp=2,tp=8 "
           "--batch 16 "
           "--run experts"));
   EXPECT_THAT(
       other,
-      HasSubstr("note: there is no config.toml: echelon train has no mix"));
+      HasSubstr(
+          "note: there is no config.toml: echelon train has no gpt-oss-20b"));
   EXPECT_EQ(typed(folder_, "explain experts").exit_code, 0);
   const Outcome stack = run(kSmall + "--stack megatron-core --run stack");
   EXPECT_THAT(

