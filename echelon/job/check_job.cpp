@@ -13,6 +13,7 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <string_view>
 
 #include "echelon/architecture/check_weights.h"
 #include "echelon/architecture/language_model.h"
@@ -684,7 +685,10 @@ class Checker {
       parameters =
           list_parameters(job_.model, facts.data.sample_shape, facts.classes);
     } catch (const ConfigError& error) {
-      throw ConfigError(place("model.name") + error.what());
+      const bool of_adapters =
+          std::string_view(error.what()).starts_with("[lora]");
+      throw ConfigError(
+          place(of_adapters ? "lora.targets" : "model.name") + error.what());
     }
     if (is_language_model(job_.model)) {
       // A fault that the model has without any sharding is not blamed on tp.
