@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "echelon/architecture/trained_parameters.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
@@ -21,9 +22,11 @@ std::vector<std::string> accepted(const std::string& dtype) {
 
 // BatchNorm's counter of batches is used only without a momentum, which none
 // of our models does; files of old PyTorch releases lack it.
+// Adapters begin anew where a file has none.
 bool may_be_missing(const ParameterInfo& parameter) {
-  return parameter.kind == ParameterInfo::Kind::buffer &&
-         parameter.name.ends_with("num_batches_tracked");
+  return is_adapter(parameter.name) ||
+         (parameter.kind == ParameterInfo::Kind::buffer &&
+          parameter.name.ends_with("num_batches_tracked"));
 }
 
 using ByName = std::map<std::string, const TensorFacts*>;

@@ -16,7 +16,8 @@ namespace echelon {
 /// shapes, dtypes. A floating-point tensor may have any dtype that the model's
 /// can represent exactly (F16, BF16 and F32 in a float64 model). BatchNorm's
 /// num_batches_tracked may be missing: nothing depends on it, and files of old
-/// PyTorch releases do not have it. One of several tied parameters suffices.
+/// PyTorch releases do not have it. So may adapters (trained_parameters.h). One
+/// of several tied parameters suffices.
 ///
 ///   expected  whether the file may have a tensor that is not in `parameters`,
 ///             because it belongs to another slice of the model. Empty: none.

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "echelon/architecture/language_model.h"
+#include "echelon/architecture/trained_parameters.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
@@ -226,7 +227,15 @@ std::vector<ParameterInfo> list_parameters(
           place, to_text(input_shape)));
     }
     check_language_model(options, classes, input_shape[0], 1);
-    return list_language_parameters(shape, options.dtype);
+    return with_adapters(
+        options.lora, list_language_parameters(shape, options.dtype),
+        shape.kind->gpt);
+  }
+  if (options.lora.used()) {
+    throw ConfigError(format(
+        "[lora] rank={}: {} has no linear layers that can have adapters; use a "
+        "language model, or [model] freeze",
+        options.lora.rank, options.name));
   }
   ListBuilder builder(place, to_string(options.dtype));
   if (options.name == "simple_cnn") {

@@ -3,6 +3,7 @@
 #include <iostream>
 #include <memory>
 
+#include "echelon/architecture/adapters.h"
 #include "echelon/architecture/check_weights.h"
 #include "echelon/architecture/hugging_face.h"
 #include "echelon/architecture/weights_source.h"
@@ -157,19 +158,77 @@ std::string describe(const std::vector<std::string>& files) {
   return std::to_string(files.size() - 1) + " shards of weights";
 }
 
-int export_hugging_face(const ExportArguments& arguments) {
-  if (arguments.overwrite) {
-    throw ConfigError(
-        "--overwrite: replaces a file; for --format huggingface name a new "
-        "folder");
+void refuse_overwrite(const ExportArguments& arguments) {
+  if (!arguments.overwrite) return;
+  throw ConfigError(format(
+      "--overwrite: replaces a file; for --format {} name a new folder",
+      arguments.format));
+}
+
+// The weights of the model that adapters were trained beside; those of the
+// checkpoint itself where it has them.
+std::shared_ptr<TensorSource>
+base_of(const Job& job, const std::shared_ptr<TensorSource>& checkpoint) {
+  if (job.model.weights.empty()) return checkpoint;
+  try {
+    return std::make_shared<MappedTensors>(WeightsSource(
+        job.model.weights,
+        base_prefix(list_language_layers(language_model_shape(job.model, 1)))));
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(format(
+        "[model] weights: the adapters' model is not there any more: {}; "
+        "--format peft writes the adapters alone",
+        error.what()));
   }
+}
+
+// Adapters as peft reads them.
+int export_peft(const ExportArguments& arguments) {
+  refuse_overwrite(arguments);
+  const auto dtype = stored_dtype(arguments.dtype);
+  auto source = open_export_source(arguments.run);
+  const Job job = trained_job(source.trained);
+  if (!job.model.lora.used()) {
+    throw ConfigError(format(
+        "--format peft: {} has no adapters ([lora] rank = 0); --format "
+        "huggingface writes its model",
+        source.name));
+  }
+  auto& adapters = *source.tensors;
+  const auto shape = language_model_shape(job.model, 1);
+  const auto tensors = peft_tensors(adapters, dtype);
+  NewFolder out(arguments.out);
+  out.write(
+      "adapter_config.json",
+      peft_config(
+          job.model.lora, job.model.weights,
+          list_language_parameters(shape, job.model.dtype), shape.kind->gpt));
+  write_tensors(
+      (out.path() / "adapter_model.safetensors").string(), adapters, tensors,
+      {{"format", "pt"}});
+  out.move_into_place();
+  std::cout << format(
+      "wrote {}: adapter_config.json, adapter_model.safetensors; adapters of "
+      "{}, from {}\n",
+      arguments.out, counted(std::ssize(tensors) / 2, "layer"), source.name);
+  return 0;
+}
+
+int export_hugging_face(const ExportArguments& arguments) {
+  refuse_overwrite(arguments);
   const auto dtype = stored_dtype(arguments.dtype);
   const int64_t max_shard_bytes = parse_size(
       "--max-shard-bytes", arguments.max_shard_bytes, 1, int64_t{1} << 60);
-  const auto source = open_export_source(arguments.run);
-  auto& weights = *source.tensors;
+  auto source = open_export_source(arguments.run);
   const Job job = trained_job(source.trained);
-  const auto shape = shape_of(job.model, weights);
+  std::shared_ptr<TensorSource> all = std::move(source.tensors);
+  const auto base = job.model.lora.used() ? base_of(job, all) : all;
+  const auto shape = shape_of(job.model, *base);
+  if (job.model.lora.used()) {
+    all = std::make_shared<AdaptedTensors>(
+        base, all, job.model.lora.scale(), shape.kind->gpt);
+  }
+  auto& weights = *all;
   const auto parameters = list_language_parameters(shape, job.model.dtype);
   check_weights(weights.tensors(), parameters, source.name);
   const auto tensors = hugging_face::owned_tensors(weights, parameters, dtype);
@@ -209,9 +268,11 @@ int export_file(const ExportArguments& arguments) {
 
 int export_run(const ExportArguments& arguments) {
   if (arguments.format == "huggingface") return export_hugging_face(arguments);
+  if (arguments.format == "peft") return export_peft(arguments);
   if (arguments.format == "safetensors") return export_file(arguments);
   throw ConfigError(
-      "--format " + arguments.format + ": must be safetensors or huggingface");
+      "--format " + arguments.format +
+      ": must be safetensors, huggingface or peft");
 }
 
 }  // namespace
@@ -224,6 +285,7 @@ void add_export(Command& root) {
       "echelon export runs/first first.safetensors\n"
       "echelon export runs/gpt gpt-folder --format huggingface\n"
       "echelon export runs/gpt gpt-bf16 --format huggingface --dtype bfloat16\n"
+      "echelon export runs/tuned adapters --format peft\n"
       "echelon export runs/gpt/checkpoints/step-00000100 gpt-100 --format "
       "huggingface",
       export_run);
@@ -232,9 +294,10 @@ void add_export(Command& root) {
       "a checkpoint, or a run's folder (its newest checkpoint)");
   command.positional("OUT", arguments.out, "the file or folder to write");
   command.option(
-      "--format", arguments.format, "safetensors|huggingface",
+      "--format", arguments.format, "safetensors|huggingface|peft",
       "safetensors: one file (default); huggingface: a folder with "
-      "config.json");
+      "config.json, adapters added to their matrices; peft: a folder with the "
+      "adapters alone");
   command.option(
       "--dtype", arguments.dtype, "DTYPE",
       "dtype of the written weights, rounded to nearest: float32, bfloat16, "

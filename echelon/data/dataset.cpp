@@ -255,7 +255,8 @@ class TextDataset : public Dataset {
         .input_dtype = torch::kInt64,
         .target_shape = shape,
         .classes = corpus_.vocabulary()};
-    spec.every_target_counts = !corpus_.respects_documents();
+    spec.every_target_counts =
+        !corpus_.respects_documents() && !corpus_.has_masks();
     if (corpus_.respects_documents()) spec.more.push_back({shape});
     return spec;
   }

@@ -132,7 +132,8 @@ void drop_rows(Batch& batch, const std::vector<std::string>& reasons);
 ///            number of the class folder
 ///   text     int64 [sequence] tokens; targets are the next tokens, or -100
 ///            where the next token begins another document and borders are
-///            respected: then `more` has the documents (text.h)
+///            respected: then `more` has the documents (text.h); also -100
+///            where a mask leaves the next token out
 ///
 /// Throws as inspect_data().
 std::unique_ptr<Dataset>

@@ -9,12 +9,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <optional>
+#include <set>
+#include <string_view>
 
 #include "echelon/architecture/check_weights.h"
 #include "echelon/architecture/language_model.h"
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/architecture/trained_parameters.h"
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
@@ -571,7 +575,7 @@ class Checker {
     if (data.name == DataKind::text) {
       for (const char* key :
            {"weights", "sequence", "token_bytes", "tokenizer", "vocab_size",
-            "documents", "end_of_text_id", "path"}) {
+            "documents", "end_of_text_id", "chat_template", "path"}) {
         const std::string full = format("data.{}", key);
         if (message.starts_with(format("[data] {}", key)) &&
             !document_.entry(full).place.is_default()) {
@@ -669,13 +673,48 @@ class Checker {
     }
   }
 
+  // Patterns of names that match some parameter, and leave some to train.
+  void check_frozen(const std::vector<ParameterInfo>& parameters) {
+    std::set<std::string> frozen;
+    try {
+      frozen = frozen_parameters(job_.model, parameters);
+    } catch (const ConfigError& error) {
+      throw ConfigError(place("model.freeze") + error.what());
+    }
+    if (job_.layout.ep > 1) check_frozen_experts(parameters, frozen);
+  }
+
+  // The ranks of ep, which have different experts, send each other gradients.
+  void check_frozen_experts(
+      const std::vector<ParameterInfo>& parameters,
+      const std::set<std::string>& frozen) {
+    std::map<std::string, const ParameterInfo*> first;  // by what they share
+    for (const auto& info : parameters) {
+      const auto expert = expert_of(info.name);
+      if (!expert) continue;
+      std::string shared = info.name;
+      const std::string number = format(".experts.{}.", *expert);
+      shared.replace(shared.find(number), number.size(), ".experts.*.");
+      const auto& other = *first.emplace(shared, &info).first->second;
+      if (frozen.contains(info.name) == frozen.contains(other.name)) continue;
+      fail(
+          "model.freeze",
+          "freezes one of \"{}\" and \"{}\", and ranks share out the experts "
+          "of a block (ep = {}); freeze \"{}\", or set ep = 1",
+          other.name, info.name, job_.layout.ep, shared);
+    }
+  }
+
   int64_t check_model(const JobFacts& facts) {
     std::vector<ParameterInfo> parameters;
     try {
       parameters =
           list_parameters(job_.model, facts.data.sample_shape, facts.classes);
     } catch (const ConfigError& error) {
-      throw ConfigError(place("model.name") + error.what());
+      const bool of_adapters =
+          std::string_view(error.what()).starts_with("[lora]");
+      throw ConfigError(
+          place(of_adapters ? "lora.targets" : "model.name") + error.what());
     }
     if (is_language_model(job_.model)) {
       // A fault that the model has without any sharding is not blamed on tp.
@@ -685,6 +724,7 @@ class Checker {
     } else {
       check_widths(parameters);
     }
+    check_frozen(parameters);
     if (!job_.model.weights.empty()) {
       check_weights(
           job_.model.weights, parameters, document_.where("model.weights"));

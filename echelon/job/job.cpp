@@ -26,6 +26,9 @@ void bind_all(config::Document& document, Job& job) {
     bind(section, options);
   };
   table("model", "what is trained", job.model);
+  table(
+      "lora", "low-rank adapters that train in place of the model's parameters",
+      job.model.lora);
   table("data", "what it is trained on", job.data);
   auto layout = document.section(
       "layout", "how many ranks along each axis of the mesh, and the pipeline");

@@ -95,6 +95,9 @@ class UnusedSettings {
          "model.dropout",
          "model.tie_embeddings"});
     unless(
+        job_.model.lora.used(), "without adapters (rank is 0)",
+        {"lora.alpha", "lora.targets"});
+    unless(
         has_experts(job_.model), by_model,
         {"model.normalize_routing", "model.aux_loss", "model.z_loss"});
     const bool tensor = job_.layout.tp > 1;
@@ -158,7 +161,8 @@ class UnusedSettings {
         data == DataKind::text, by_data,
         {"data.sources", "data.weights", "data.format", "data.tokenizer",
          "data.vocab_size", "data.token_bytes", "data.sequence",
-         "data.documents", "data.document_separator", "data.end_of_text_id"});
+         "data.documents", "data.document_separator", "data.text_field",
+         "data.chat_template", "data.end_of_text_id"});
     unless(
         data == DataKind::dummy, by_data,
         {"data.samples", "data.shape", "data.classes"});

@@ -8,9 +8,11 @@
 
 #include "echelon/architecture/language_model.h"
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/architecture/trained_parameters.h"
 #include "echelon/layers/sharded_module.h"
 #include "echelon/models/build.h"
 #include "echelon/parallel/expert/exchange.h"
+#include "echelon/parallel/tensor/linear.h"
 
 namespace echelon {
 namespace {
@@ -48,6 +50,20 @@ LayerList plain_layers(
       resnet_config(options.name), shape[0], classes, parallel);
 }
 
+// The linear layers with adapters of one layer, as its module names them.
+std::vector<std::string>
+adapted_in(const std::string& layer, const std::vector<ParameterInfo>& all) {
+  std::vector<std::string> names;
+  for (const auto& info : all) {
+    if (!info.name.starts_with(layer + ".") || !info.name.ends_with(kAdapterA))
+      continue;
+    const size_t begin = layer.size() + 1;
+    names.push_back(
+        info.name.substr(begin, info.name.size() - kAdapterA.size() - begin));
+  }
+  return names;
+}
+
 // The tensors of one layer on this rank, named as its module names them.
 std::vector<ParameterInfo> parameters_of(
     const std::string& layer, const std::vector<ParameterInfo>& all,
@@ -80,6 +96,14 @@ LayerList model_layers(
                            torch::nn::Module& module, uint64_t seed) {
       initialize(module, name + ".", own, seed);
     };
+    if (const auto names = adapted_in(layer.name, all); !names.empty()) {
+      layer.build = [names, lora = options.lora,
+                     build = std::move(layer.build)] {
+        BuiltLayer built = build();
+        add_adapters(*built.module, names, lora.rank, lora.scale());
+        return built;
+      };
+    }
     if (wide) {
       layer.build = [build = std::move(layer.build)] {
         BuiltLayer built = build();

@@ -11,6 +11,7 @@
 
 #include "echelon/architecture/check_weights.h"
 #include "echelon/architecture/language_model.h"
+#include "echelon/architecture/trained_parameters.h"
 #include "echelon/architecture/weights_source.h"
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
@@ -214,6 +215,23 @@ void load_weights(Network& network, const std::string& path) {
     const auto layer = layer_of(network.list(), name);
     return layer && (*layer < network.begin() || *layer >= network.end());
   });
+  loader.load();
+}
+
+void load_adapters(Network& network, const std::string& path) {
+  auto targets = targets_of(network);
+  std::erase_if(
+      targets, [](const Target& target) { return !is_adapter(target.name); });
+  const WeightsSource source(path);
+  for (const auto& target : targets) {
+    if (source.find(target.name) != nullptr) continue;
+    throw DataError(format(
+        "{}: has no adapter \"{}\"; [lora] rank and targets are those that it "
+        "was trained with",
+        path, target.name));
+  }
+  const Loader loader(source, parameter_names(network), std::move(targets));
+  loader.check([](const std::string& name) { return !is_adapter(name); });
   loader.load();
 }
 

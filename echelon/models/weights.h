@@ -35,6 +35,11 @@ void load_weights(torch::nn::Module& module, const std::string& path);
 /// they are equal there.
 void load_weights(Network& network, const std::string& path);
 
+/// Copies the adapters (architecture/trained_parameters.h) alone, from a file
+/// or checkpoint that need not have the model's other tensors. Throws DataError
+/// that lists every adapter that is missing, unknown or of another shape.
+void load_adapters(Network& network, const std::string& path);
+
 /// Loads a file's weights layer by layer as the layers of a list are built:
 /// each is filled before the next one exists.
 ///

@@ -25,6 +25,7 @@
 namespace echelon {
 
 void bind(config::Section& section, ModelOptions& options);  // [model]
+void bind(config::Section& section, LoraOptions& options);   // [lora]
 void bind(config::Section& section, DataOptions& options);   // [data]
 /// [layout]: the degrees of the axes, each at least 1, and their order.
 void bind(config::Section& section, Layout& layout);

@@ -13,11 +13,15 @@ constexpr config::Names<DataKind> kDataKindNames = {
     {"images", DataKind::images},
     {"text", DataKind::text}};
 
+constexpr config::Names<ChatTemplate> kChatTemplateNames = {
+    {"chatml", ChatTemplate::chatml}, {"llama3", ChatTemplate::llama3}};
+
 void bind_text(config::Section& section, DataOptions& options) {
   section.field(
       "sources", options.sources,
-      "text: files, or patterns such as \"doc/*.md\"; text, tokens in a .bin, "
-      "or a .bin with its .idx");
+      "text: files, or patterns such as \"doc/*.md\"; text, .jsonl, tokens in "
+      "a "
+      ".bin, or a .bin with its .idx");
   section.field(
       "weights", options.weights,
       "text: fraction of the samples from each source; empty: by size",
@@ -27,7 +31,8 @@ void bind_text(config::Section& section, DataOptions& options) {
       {{"by_suffix", TextFormat::by_suffix},
        {"text", TextFormat::text},
        {"tokens", TextFormat::tokens},
-       {"indexed", TextFormat::indexed}});
+       {"indexed", TextFormat::indexed},
+       {"jsonl", TextFormat::jsonl}});
   section.field(
       "tokenizer", options.tokenizer,
       "text: bytes, a tokenizer.json, or a SentencePiece .model; empty: bytes "
@@ -51,12 +56,25 @@ void bind_text(config::Section& section, DataOptions& options) {
       "document_separator", options.document_separator,
       "text: what separates documents in text files; empty: a file is one");
   section.field(
+      "text_field", options.text_field,
+      "text: the field of a .jsonl's lines that is the document, where they "
+      "have no messages");
+  section.field(
+      "chat_template", options.chat_template,
+      "text: how the messages of a .jsonl's lines become a text; the loss is "
+      "on the assistant's tokens alone",
+      kChatTemplateNames);
+  section.field(
       "end_of_text_id", options.end_of_text_id,
       "text: the token that ends a document; -1: the tokenizer's own",
       {.at_least = -1});
 }
 
 }  // namespace
+
+std::string to_string(ChatTemplate chat) {
+  return config::name_of(chat, kChatTemplateNames);
+}
 
 std::string to_string(DataKind kind) {
   return config::name_of(kind, kDataKindNames);

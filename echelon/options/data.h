@@ -11,10 +11,13 @@ enum class DataKind { digits, dummy, tensors, images, text };
 enum class BadImage { error, skip };         // what a broken image causes
 enum class Crop { center, random_resized };  // how an image gets its size
 enum class Documents { packed, respected };  // whether attention stops at them
-enum class TextFormat { by_suffix, text, tokens, indexed };
+enum class TextFormat { by_suffix, text, tokens, indexed, jsonl };
+/// How the messages of a conversation become one text (data/sources/chat.h).
+enum class ChatTemplate { chatml, llama3 };
 
 /// Its name in a configuration.
 std::string to_string(DataKind kind);
+std::string to_string(ChatTemplate chat);
 
 /// A batch that is prepared faster than this is prepared without threads:
 /// waking one, and sharing the cores with the model, would take as long.
@@ -59,8 +62,10 @@ struct DataOptions {
   int64_t token_bytes = 0;  // of plain .bin files: 2 or 4; 0: 2
   int64_t sequence = 256;   // tokens of a sample
   Documents documents = Documents::packed;
-  std::string document_separator;  // within text files; "": a file is one
-  int64_t end_of_text_id = -1;     // ends a document; -1: the tokenizer's own
+  std::string document_separator;   // within text files; "": a file is one
+  std::string text_field = "text";  // of a .jsonl's lines
+  ChatTemplate chat_template = ChatTemplate::chatml;  // for their messages
+  int64_t end_of_text_id = -1;  // ends a document; -1: the tokenizer's own
 };
 
 /// The batches of one epoch of `samples`; the last one may not be full.

@@ -182,6 +182,23 @@ void check_model_is_known(const ModelOptions& options) {
       "trained the run; start that program, or name one of Echelon's models");
 }
 
+void bind(config::Section& section, LoraOptions& options) {
+  section.field(
+      "rank", options.rank,
+      "rank of the adapters, which train in place of the model; 0: none",
+      {.at_least = 0, .at_most = 1 << 16});
+  section.field(
+      "alpha", options.alpha,
+      "the product of two adapters is scaled by alpha / rank; 0: rank",
+      {.at_least = 0});
+  section
+      .field(
+          "targets", options.targets,
+          "linear layers with adapters: the last parts of their names, such as "
+          "\"q_proj\", or patterns of whole names")
+      .length(0, 1024);
+}
+
 void bind(config::Section& section, ModelOptions& options) {
   std::vector<std::string> names = model_names();
   names.emplace_back(kOwnModel);
@@ -207,6 +224,12 @@ void bind(config::Section& section, ModelOptions& options) {
       "checkpoint) or checkpoint; empty: from train.seed");
   section.field(
       "dtype", options.dtype, "type of the parameters", kModelDtypeNames);
+  section
+      .field(
+          "freeze", options.freeze,
+          "parameters that do not train: names, or patterns such as "
+          "\"transformer.wte.*\", where * stands for any text")
+      .length(0, 1024);
   section.field(
       "sync_batch_norm", options.sync_batch_norm,
       "batch normalization takes its statistics over all ranks");

@@ -21,6 +21,22 @@ enum class ModelDtype { float32, float64 };
 /// Its name in a configuration.
 std::string to_string(ModelDtype dtype);
 
+/// Low-rank adapters: Hu et al., 2021, arXiv:2106.09685. The matrix W [out, in]
+/// of a target is used as W + alpha / rank * B A, with A [rank, in] and
+/// B [out, rank]; A and B train, and all parameters of the model are frozen.
+struct LoraOptions {
+  int64_t rank = 0;  // 0: no adapters
+  double alpha = 0;  // 0: rank
+  /// Names of linear layers, or the last parts of names: "q_proj",
+  /// "0.self_attn.q_proj"; patterns as in ModelOptions::freeze.
+  std::vector<std::string> targets;
+
+  bool used() const { return rank > 0; }
+  double scale() const {
+    return alpha > 0 ? alpha / static_cast<double>(rank) : 1.0;
+  }
+};
+
 struct ModelOptions {
   std::string name = "simple_cnn";  // one of model_names(), or kOwnModel
   int64_t classes = 0;              // 0: as many as the data has
@@ -28,6 +44,10 @@ struct ModelOptions {
   std::string weights;  // start from this .safetensors file, or
                         // Hugging Face folder
   ModelDtype dtype = ModelDtype::float32;
+  /// Patterns of the names of parameters that do not train
+  /// (architecture/trained_parameters.h).
+  std::vector<std::string> freeze;
+  LoraOptions lora;              // a table of its own
   bool sync_batch_norm = false;  // batch statistics over all ranks
 
   // Language models. 0 takes the value of the size that `name` names ("gpt2",

@@ -48,6 +48,13 @@ int64_t vocabulary_of(const std::string& weights) {
       weights + ": has no token embedding; it is no language model's");
 }
 
+/// Where the model is that the run's weights belong to: checkpoints of adapters
+/// have it not.
+std::string base_of(const Job& job, const std::string& weights) {
+  const bool elsewhere = job.model.lora.used() && !job.model.weights.empty();
+  return elsewhere ? job.model.weights : weights;
+}
+
 /// Prints what is new in a growing text, in whole characters.
 class Printer {
  public:
@@ -73,12 +80,13 @@ class Generator {
       : device_(
             at::globalContext().hasCUDA() ? torch::Device(torch::kCUDA, 0)
                                           : torch::Device(torch::kCPU)),
-        vocabulary_(vocabulary_of(weights)),
+        vocabulary_(vocabulary_of(base_of(job, weights))),
         usable_(std::min(vocabulary_, tokenizer.vocab_size())) {
     const auto shape = language_model_shape(job.model, vocabulary_);
     window_ = std::min(job.data.sequence, shape.max_positions);
     network_ = make_network(job.model, {window_}, vocabulary_, job.train.seed);
-    load_weights(*network_, weights);
+    load_weights(*network_, base_of(job, weights));
+    if (job.model.lora.used()) load_adapters(*network_, weights);
     network_->to(device_);
     network_->eval();
   }

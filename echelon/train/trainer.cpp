@@ -1077,7 +1077,9 @@ void Loop::write_outcome() {
   if (is_rank_zero() && saver_ && saved_step_ == step_) {
     keeping(folder_, [&] {
       std::vector<std::string> names;
-      for (const auto& info : source_.parameters) names.push_back(info.name);
+      for (const auto& info : source_.parameters) {
+        if (!source_.unsaved.contains(info.name)) names.push_back(info.name);
+      }
       CheckpointReader reader(saver_->last().string());
       write_weights(
           reader, (folder_ / "checkpoints/last.safetensors").string(), names);

@@ -106,7 +106,11 @@ class Run {
         tensor.fill_(std::numeric_limits<double>::quiet_NaN());
       }
     };
-    for (const auto& part : state_.model().parameters()) forget(part.value);
+    for (const auto& part : state_.model().parameters()) {
+      const bool saved =
+          !source_.unsaved.contains(source_.first_name(part.name));
+      if (saved) forget(part.value);
+    }
     for (const auto& part : state_.model().buffers()) forget(part.value);
     for (const auto& [name, tensor] : state_.optimizer().state())
       forget(tensor);

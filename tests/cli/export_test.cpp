@@ -13,6 +13,7 @@
 #include <random>
 
 #include "echelon/architecture/language_model.h"
+#include "echelon/architecture/trained_parameters.h"
 #include "echelon/architecture/weights_source.h"
 #include "echelon/checkpoint/format/float_convert.h"
 #include "echelon/job/job.h"
@@ -220,6 +221,101 @@ TEST_F(Export, InTheDtypeThatIsAskedFor) {
   printed(echelon_command(
       {"export", path("run"), path("one.safetensors"), "--dtype", "bfloat16"}));
   expect_equal(path("one.safetensors"), tensors);
+}
+
+// A checkpoint of adapters, whose model is in a file of its own.
+TEST_F(Export, AdaptersAloneOrAddedToTheirModel) {
+  for (const char* name : {"gpt", "llama"}) {
+    SCOPED_TRACE(name);
+    const std::string base_run = std::string(name) + "-base";
+    const auto base = make_run(base_run, model(name), 1);
+    const auto weights = path(base_run + ".safetensors");
+    printed(echelon_command({"export", path(base_run), weights}));
+    auto options = model(name);
+    options.weights = weights;
+    options.lora = {.rank = 2, .alpha = 3};
+    options.lora.targets = {name == std::string("gpt") ? "c_attn" : "q_proj"};
+    Random random(5);
+    std::vector<WholeTensor> adapters;
+    for (const auto& info : list_parameters(options, {24}, 51)) {
+      if (is_adapter(info.name))
+        adapters.push_back(normal_tensor(info, random));
+    }
+    ASSERT_EQ(adapters.size(), 4u);
+    write_sharded_checkpoint(
+        checkpoint(name, 7), adapters, toml_of(options), 7);
+    folder_.write(std::string(name) + "/config.toml", toml_of(options));
+
+    const auto peft = path(std::string(name) + ".peft");
+    printed(echelon_command({"export", path(name), peft, "--format", "peft"}));
+    EXPECT_THAT(
+        names_in(peft),
+        testing::ElementsAre(
+            "adapter_config.json", "adapter_model.safetensors"));
+    auto renamed = adapters;
+    for (auto& one : renamed) one.name = "base_model.model." + one.name;
+    expect_equal(peft + "/adapter_model.safetensors", renamed);
+    EXPECT_THAT(
+        read_file(peft + "/adapter_config.json"),
+        HasAll(
+            "\"r\": 2", "\"lora_alpha\": 3.0", options.lora.targets.front(),
+            weights));
+
+    const auto merged = path(std::string(name) + ".merged");
+    printed(echelon_command(
+        {"export", path(name), merged, "--format", "huggingface"}));
+    const auto values = [](const WholeTensor& tensor) {
+      std::vector<float> all(tensor.bytes.size() / 4);
+      std::memcpy(all.data(), tensor.bytes.data(), tensor.bytes.size());
+      return all;
+    };
+    auto expected = base;
+    for (auto& one : expected) {
+      for (size_t i = 0; i < adapters.size(); i += 2) {
+        const auto layer = adapters[i].name.substr(
+            0, adapters[i].name.size() - kAdapterA.size());
+        if (one.name != layer + ".weight") continue;
+        auto w = values(one);
+        const auto a = values(adapters[i]);
+        const auto b = values(adapters[i + 1]);
+        const auto rows = static_cast<size_t>(one.shape[0]);
+        const auto columns = static_cast<size_t>(one.shape[1]);
+        const bool gpt = name == std::string("gpt");
+        for (size_t r = 0; r < rows; ++r) {
+          for (size_t c = 0; c < columns; ++c) {
+            const size_t out = gpt ? c : r, in = gpt ? r : c;
+            double sum = w[r * columns + c];
+            for (size_t k = 0; k < 2; ++k) {
+              sum += 1.5 * b[out * 2 + k] * a[k * (gpt ? rows : columns) + in];
+            }
+            w[r * columns + c] = static_cast<float>(sum);
+          }
+        }
+        std::memcpy(one.bytes.data(), w.data(), one.bytes.size());
+      }
+    }
+    const WeightsSource written(merged);
+    for (const auto& one : expected) {
+      const auto* found = written.find(one.name);
+      ASSERT_NE(found, nullptr) << one.name;
+      const auto bytes = found->file->bytes(*found->info);
+      WholeTensor there = one;
+      there.bytes.assign(bytes.begin(), bytes.end());
+      const auto mine = values(one), theirs = values(there);
+      for (size_t i = 0; i < mine.size(); ++i) {
+        ASSERT_NEAR(mine[i], theirs[i], 1e-7) << one.name << " " << i;
+      }
+    }
+    EXPECT_EQ(written.tensors().size(), expected.size());
+
+    fs::remove(weights);
+    const auto lost = echelon_command(
+        {"export", path(name), path("lost"), "--format", "huggingface"});
+    EXPECT_THAT(lost.err, HasSubstr("the adapters' model is not there"));
+  }
+  const auto none = echelon_command(
+      {"export", path("gpt-base"), path("none"), "--format", "peft"});
+  EXPECT_THAT(none.err, HasSubstr("has no adapters"));
 }
 
 TEST_F(Export, TakesTheNewestCheckpointOrTheOneThatIsNamed) {

@@ -47,6 +47,8 @@ SKIPPED = {
     "echelon import": "needs a Hugging Face folder; tests/models makes one",
     "runs/llama/config.toml": "needs the model that `echelon import` brings",
     "--format huggingface": "needs a run of a GPT of some steps; tests/cli/export_test",
+    "--format peft": "needs a run with adapters; tests/cli/export_test makes one",
+    "sample runs/tuned": "needs a run with adapters; tests/train/fine_tuning_test",
     "torch.distributed.checkpoint.format_utils": "needs Python's PyTorch",
     "python -c": "needs Python's PyTorch",
     "convert_checkpoints.py": "needs Megatron",

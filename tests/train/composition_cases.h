@@ -563,6 +563,148 @@ inline void add_deepseek(Cases& cases) {
   }
 }
 
+// Parameters that do not train: first and last layers, those of a whole stage,
+// a tied one, some of each block, experts, and all but experts.
+inline void add_frozen(Cases& cases) {
+  const auto add = [&](const ModelOptions& model, const Layout& layout,
+                       const std::vector<std::string>& patterns,
+                       const std::string& also = "") -> Job& {
+    std::string text = "frozen";
+    for (const auto& pattern : patterns) text += " " + pattern;
+    Job& job = cases.add(model, layout, text + also);
+    job.model.freeze = patterns;
+    return job;
+  };
+  const std::vector<std::string> first = {
+      "transformer.w?e.*", "transformer.h.0.*"};
+  const std::vector<std::string> last = {"model.layers.1.*", "*norm*"};
+  const std::vector<std::string> parts = {"*.c_attn.*", "*.mlp.c_proj.bias"};
+  for (const Layout& layout : parse_layouts(
+           {"dp=2", "tp=2", "tp=3", "pp=2", "pp=3", "cp=2", "fsdp=2",
+            "fsdp=2,tp=2,pp=2"})) {
+    add(tiny_gpt(), layout, first);
+    add(tiny_gpt(), layout, parts);
+    add(llama(), layout, last);
+    if (layout.tp == 1) continue;
+    for (const auto& patterns : {first, parts}) {
+      add(tiny_gpt(), layout, patterns, tokens_text(true))
+          .tensor.sequence_parallel = true;
+    }
+  }
+  for (const int64_t stage : {1, 2, 3}) {
+    for (const Layout& layout : parse_layouts({"fsdp=3", "dp=2,fsdp=2,pp=2"})) {
+      add(tiny_gpt(), layout, parts, ", " + stage_text(stage)).shard.stage =
+          stage;
+    }
+  }
+  for (const auto& schedule : schedule_names()) {
+    Job& job =
+        add(tiny_gpt(), {.dp_replicate = 2, .pp = 2}, first,
+            ", schedule " + schedule);
+    job.pipeline.schedule = schedule_kind(schedule);
+  }
+  add(llama(), {.dp_shard = 2, .pp = 2}, {"lm_head.*"}, ", tied embeddings")
+      .model.tie_embeddings = true;
+  for (const auto recompute : {Recompute::all, Recompute::selective}) {
+    add(tiny_gpt(), {.dp_shard = 2, .tp = 2}, first,
+        ", recompute " + to_string(recompute))
+        .memory.recompute = recompute;
+  }
+  add(tiny_gpt(), {.dp_shard = 2}, first, ", parameters offloaded")
+      .memory.offload = Offload::parameters;
+  add(tiny_gpt(), {.dp_replicate = 2}, first, ", 3 backward passes")
+      .train.accumulate = 3;
+  Job& adam = add(llama(), {.dp_shard = 2}, last, ", adamw, weight decay 0.1");
+  adam.optimizer.name = OptimizerKind::adamw;
+  adam.optimizer.weight_decay = 0.1;
+  adam.optimizer.learning_rate = 1e-3;
+  const std::vector<std::string> experts = {"*.experts.*"};
+  const std::vector<std::string> others = {
+      "model.embed_tokens.*", "*norm*", "*.self_attn.*", "*.gate.*",
+      "lm_head.*"};
+  for (const Layout& layout :
+       parse_layouts({"dp=2", "ep=2", "fsdp=2,ep=2", "pp=2,ep=2"})) {
+    add(mixture("mixtral"), layout, experts);
+    add(mixture("mixtral"), layout, others);
+  }
+  for (const Layout& layout : parse_layouts({"dp=3", "fsdp=2", "tp=2"})) {
+    add(kSimpleCnn, layout, {"conv1.*", "*.bias"});
+  }
+}
+
+// Adapters on matrices that are sharded by their outputs and by their inputs.
+inline void add_adapters(Cases& cases) {
+  const std::vector<std::string> gpt = {"c_attn", "c_fc", "c_proj"};
+  const std::vector<std::string> other = {
+      "q_proj", "v_proj", "o_proj", "gate_proj", "0.mlp.down_proj"};
+  const auto add = [&](const ModelOptions& model, const Layout& layout,
+                       const std::string& also = "") -> Job& {
+    Job& job = cases.add(model, layout, "adapters" + also);
+    job.model.lora = {
+        .rank = 3, .alpha = 6, .targets = model.name == "gpt" ? gpt : other};
+    return job;
+  };
+  for (const auto& model : {tiny_gpt(), llama()}) {
+    for (const Layout& layout : parse_layouts(
+             {"dp=2", "dp=3", "dp=4", "tp=2", "tp=3", "tp=4", "pp=2", "pp=3",
+              "cp=2", "fsdp=2", "fsdp=3", "fsdp=4", "dp=2,tp=2", "fsdp=2,tp=2",
+              "tp=2,pp=2", "fsdp=2,cp=2", "fsdp=2,tp=2,pp=2"})) {
+      add(model, layout);
+      if (layout.tp == 1) continue;
+      add(model, layout, tokens_text(true)).tensor.sequence_parallel = true;
+    }
+    for (const int64_t stage : {1, 2}) {
+      add(model, {.dp_shard = 2}, ", " + stage_text(stage)).shard.stage = stage;
+    }
+    Job& recomputed =
+        add(model, {.dp_shard = 2, .tp = 2}, ", dropout 0.3, recompute all");
+    recomputed.model.dropout = 0.3;
+    recomputed.memory.recompute = Recompute::all;
+    add(model, {.dp_shard = 2}, ", recompute selective").memory.recompute =
+        Recompute::selective;
+    add(model, {.dp_shard = 2}, ", parameters offloaded").memory.offload =
+        Offload::parameters;
+    Job& adam = add(model, {.dp_replicate = 2, .pp = 2}, ", adamw");
+    adam.optimizer.name = OptimizerKind::adamw;
+    adam.optimizer.learning_rate = 1e-3;
+  }
+  add(tiny_gpt(), {.dp_replicate = 2}, ", 3 backward passes").train.accumulate =
+      3;
+  for (const auto& schedule : schedule_names()) {
+    Job& job =
+        add(llama(), {.tp = 2, .pp = 2},
+            ", schedule " + schedule + tokens_text(true));
+    job.pipeline.schedule = schedule_kind(schedule);
+    job.tensor.sequence_parallel = true;
+  }
+  for (const Layout& layout : parse_layouts({"ep=2", "fsdp=2,ep=2"})) {
+    add(mixture("qwen3-moe"), layout).model.lora.targets = {"*attn.[kv]_proj"};
+  }
+}
+
+// Texts of which some tokens count in the loss, so that ranks have different
+// numbers of them, or none.
+inline void add_masks(Cases& cases) {
+  const auto add = [&](const Layout& layout,
+                       const std::string& also = "") -> Job& {
+    Job& job = cases.add(llama(), layout, "masked tokens" + also);
+    auto& source = job.data.sources.front();
+    source = source.substr(0, source.rfind('/')) + "/masked.bin";
+    return job;
+  };
+  for (const Layout& layout : parse_layouts(
+           {"dp=2", "dp=3", "dp=4", "fsdp=2", "tp=2", "pp=2", "cp=2",
+            "dp=2,tp=2,pp=2", "fsdp=2,cp=2"})) {
+    add(layout);
+  }
+  add({.dp_replicate = 2}, ", 3 backward passes").train.accumulate = 3;
+  add({.dp_replicate = 2}, ", batches of 16 and 8").train.rank_batch = {16, 8};
+  add({.dp_replicate = 2, .tp = 2}, tokens_text(true))
+      .tensor.sequence_parallel = true;
+  add({.dp_replicate = 3}, ", borders of documents not respected")
+      .data.documents = Documents::packed;
+}
+
 inline std::vector<Case> all_cases(const std::string& tokens) {
   Cases cases(tokens);
   for (const auto& model : {tiny_gpt(), llama(), kSimpleCnn}) {
@@ -615,6 +757,9 @@ inline std::vector<Case> all_cases(const std::string& tokens) {
   add_mixtures(cases);
   add_expert_ranks(cases);
   add_deepseek(cases);
+  add_frozen(cases);
+  add_adapters(cases);
+  add_masks(cases);
   return std::move(cases.all);
 }
 

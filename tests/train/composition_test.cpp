@@ -7,7 +7,7 @@
 // Rows that repeat a model's layout, its setting and the setting's axes are run
 // with ECHELON_EVERY_LAYOUT=1 alone. ECHELON_UPDATE_EXPECTED=1 runs all rows
 // and writes the file; read it before you commit it. ECHELON_LAYOUTS=cp runs
-// the rows alone whose model or layout has that text.
+// the rows alone whose model, layout or setting has that text.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -96,7 +96,8 @@ The degrees therefore do not divide the heads, the features or the vocabulary, a
 The stage says what `fsdp` shards: 1 optimizer state, 2 also gradients, 3 also parameters. It is 3 where none is named. "gathered for a step" means
 that parameters stay unsharded until the step ends, and "gathered for a use" that they are resharded after each use (`[shard] gather`). gpt has a
 dropout of 0.3 in the rows that save memory. `order` names the axes, outermost first, where it is not the default (dp, fsdp, pp, cp, ep, tp). With
-`cp` sequences of 11 tokens are cut; "ring", "all_gather", "ulysses" and "ulysses_ring" are the ways of its attention.
+`cp` sequences of 11 tokens are cut; "ring", "all_gather", "ulysses" and "ulysses_ring" are the ways of its attention. "frozen" names parameters that
+do not train. "adapters" are of rank 3, beside queries, values, outputs and the MLP. With "masked tokens", a quarter of them count in the loss.
 
 `tests/train/composition_test.cpp` writes and runs all rows.
 
@@ -145,7 +146,8 @@ TEST(Composition, EveryLayoutEqualsOneDevice) {
     const Row row = row_of(one);
     const bool skipped =
         only != nullptr &&
-        (row.model + " " + row.layout).find(only) == std::string::npos;
+        (row.model + " " + row.layout).find(only) == std::string::npos &&
+        one.also.find(only) == std::string::npos;
     if ((!coverage.adds(one) && !all) || skipped) {
       rows.push_back(row_of(one));
       continue;

@@ -27,6 +27,14 @@ inline std::string write_tokens(TempFolder& folder) {
   for (uint32_t i = 0; i < 600; ++i) {
     ids.push_back(static_cast<uint16_t>((i * i * 7 + i / 3) % 59));
   }
+  // Beside them, the same with a mask: of each three times 40 tokens, a part of
+  // the second ones counts.
+  std::string mask;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    mask += static_cast<char>(i / 40 % 3 == 1 && i % 7 < 5);
+  }
+  folder.write("masked.bin", raw_bytes(ids));
+  folder.write("masked.mask", mask);
   return folder.write("tokens.bin", raw_bytes(ids));
 }
 

@@ -86,13 +86,27 @@ void check_options(const DataOptions& options) {
   }
 }
 
-enum class FileKind { text, flat, indexed };
+enum class FileKind { text, lines, flat, indexed };
 
 struct Files {
   FileKind kind = FileKind::text;
   std::string bin;
   std::string idx;
 };
+
+// Whether the source is tokenised.
+bool is_plain(FileKind kind) {
+  return kind == FileKind::text || kind == FileKind::lines;
+}
+
+// Throws unless the mask has a number for each token.
+void check_mask(const TokenFile& mask, const TokenFile& tokens) {
+  if (mask.size() == tokens.size()) return;
+  throw DataError(format(
+      "{}: has {} numbers, but {} has {} tokens; a mask has one byte for each "
+      "token, 0 or 1",
+      mask.path(), mask.size(), tokens.path(), tokens.size()));
+}
 
 Files files_of(const std::string& name, TextFormat format) {
   const bool bin = name.ends_with(".bin");
@@ -106,11 +120,14 @@ Files files_of(const std::string& name, TextFormat format) {
       return {FileKind::flat, name, ""};
     case TextFormat::indexed:
       return indexed;
+    case TextFormat::jsonl:
+      return {FileKind::lines, "", ""};
     case TextFormat::by_suffix:
       break;
   }
   if (idx || (bin && exists(indexed.idx))) return indexed;
   if (bin) return {FileKind::flat, name, ""};
+  if (name.ends_with(".jsonl")) return {FileKind::lines, "", ""};
   // A name without suffix means the pair of files that begin with it.
   if (!exists(name) && exists(indexed.idx)) return indexed;
   return {};
@@ -124,7 +141,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const DataOptions& options) {
   }
   const auto names = source_names(options);
   const bool has_text = std::ranges::any_of(names, [&](const auto& name) {
-    return files_of(name, options.format).kind == FileKind::text;
+    return is_plain(files_of(name, options.format).kind);
   });
   if (has_text) return load_tokenizer("bytes");
   throw ConfigError(format(
@@ -190,17 +207,17 @@ void TextCorpus::open(const std::vector<std::string>& names) {
     const auto own = tokenizer().end_of_text();
     if (end_of_text_ < 0 && own) end_of_text_ = *own;
   }
-  for (const auto& name : names) sources_.push_back({name, open_source(name)});
+  for (const auto& name : names) sources_.push_back(open_source(name));
   number_samples();
 }
 
-TokenFile TextCorpus::open_source(const std::string& name) {
+TextCorpus::Source TextCorpus::open_tokens(const std::string& name) const {
   const Files files = files_of(name, options_.format);
-  if (files.kind == FileKind::indexed) {
-    return TokenFile(
-        storage::local_copy(files.bin), storage::local_copy(files.idx));
-  }
-  if (files.kind == FileKind::flat) {
+  const auto bin = storage::local_copy(files.bin);
+  const auto open = [&]() -> TokenFile {
+    if (files.kind == FileKind::indexed) {
+      return {bin, storage::local_copy(files.idx)};
+    }
     if (respects_documents() && end_of_text_ < 0) {
       throw ConfigError(format(
           "[data] documents=\"respected\": {} does not say where documents "
@@ -208,10 +225,20 @@ TokenFile TextCorpus::open_source(const std::string& name) {
           "with an .idx",
           name));
     }
-    const auto type =
-        options_.token_bytes == 4 ? TokenType::u32 : TokenType::u16;
-    return TokenFile(storage::local_copy(files.bin), type);
-  }
+    return {bin, options_.token_bytes == 4 ? TokenType::u32 : TokenType::u16};
+  };
+  Source source{name, open(), nullptr};
+  const std::string mask = files.bin.substr(0, files.bin.size() - 4) + ".mask";
+  if (!files.bin.ends_with(".bin") || !exists(mask)) return source;
+  source.mask = std::make_shared<const TokenFile>(
+      storage::local_copy(mask), TokenType::u8);
+  check_mask(*source.mask, source.tokens);
+  return source;
+}
+
+TextCorpus::Source TextCorpus::open_source(const std::string& name) {
+  const auto kind = files_of(name, options_.format).kind;
+  if (!is_plain(kind)) return open_tokens(name);
   TextRecipe recipe;
   if (!options_.tokenizer.empty()) {
     recipe.tokenizer = storage::local_copy(options_.tokenizer);
@@ -227,7 +254,21 @@ TokenFile TextCorpus::open_source(const std::string& name) {
             "the tokenizer has {} tokens; ids are below that",
             tokenizer().vocab_size()));
   }
-  return tokenise(expand_source(name), recipe, tokenizer());
+  const auto files = expand_source(name);
+  if (kind == FileKind::text) {
+    return {name, tokenise(files, recipe, tokenizer()), nullptr};
+  }
+  const LineRecipe lines{
+      .text_field = options_.text_field,
+      .chat_template = options_.chat_template,
+      .end_of_text = recipe.end_of_text};
+  auto masked = tokenise_lines(files, lines, recipe.tokenizer, tokenizer());
+  return {name, std::move(masked.tokens), std::move(masked.mask)};
+}
+
+bool TextCorpus::has_masks() const {
+  return std::ranges::any_of(
+      sources_, [](const auto& source) { return source.mask != nullptr; });
 }
 
 void TextCorpus::number_samples() {
@@ -257,7 +298,7 @@ void TextCorpus::find_vocabulary() {
   int64_t token_file_bytes = 0;
   for (const auto& source : sources_) {
     const auto kind = files_of(source.name, options_.format).kind;
-    if (kind == FileKind::text) continue;
+    if (is_plain(kind)) continue;
     token_file_bytes += source.tokens.size() *
                         static_cast<int64_t>(token_bytes(source.tokens.type()));
   }
@@ -282,7 +323,7 @@ void TextCorpus::find_vocabulary() {
   int64_t largest = -1;
   for (const auto& source : sources_) {
     if (!check) break;
-    if (files_of(source.name, options_.format).kind == FileKind::text) continue;
+    if (is_plain(files_of(source.name, options_.format).kind)) continue;
     largest = std::max(
         largest, source.tokens.largest(
                      vocabulary_ > 0 ? vocabulary_ : kLargestVocabulary));
@@ -307,6 +348,9 @@ TextCorpus::fingerprints() const {
   std::vector<std::pair<std::string, std::string>> all;
   for (const auto& source : sources_) {
     all.emplace_back(source.name, source.tokens.fingerprint());
+    if (source.mask) {
+      all.emplace_back(source.name + " mask", source.mask->fingerprint());
+    }
   }
   return all;
 }
@@ -329,6 +373,13 @@ void TextCorpus::read(
   const size_t bytes = static_cast<size_t>(sequence) * sizeof(int64_t);
   std::memcpy(inputs, tokens.data(), bytes);
   std::memcpy(targets, tokens.data() + 1, bytes);
+  if (source.mask) {
+    source.mask->read(begin + 1, sequence, /*vocabulary=*/2, tokens.data() + 1);
+    for (int64_t i = 0; i < sequence; ++i) {
+      if (tokens[static_cast<size_t>(i) + 1] == 0) targets[i] = kIgnored;
+    }
+    std::memcpy(tokens.data(), inputs, bytes);  // read again below
+  }
   if (documents == nullptr) return;
   write_documents(source, begin, tokens.data(), targets, documents);
 }

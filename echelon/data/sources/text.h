@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/data/sources/json_lines.h"
 #include "echelon/data/sources/order.h"
 #include "echelon/data/sources/token_file.h"
 #include "echelon/data/tokenizer/tokenizer.h"
@@ -40,6 +41,8 @@ class TextCorpus {
   int64_t num_tokens() const { return num_tokens_; }
   int64_t sequence() const { return options_.sequence; }
   int64_t vocabulary() const { return vocabulary_; }
+  /// Whether some source says which of its tokens count in the loss.
+  bool has_masks() const;
   bool respects_documents() const {
     return options_.documents == Documents::respected;
   }
@@ -52,8 +55,8 @@ class TextCorpus {
   /// Reads window `sample`, `sequence` numbers each. If `documents` is not
   /// null, it gets the document of each input, counted from 0 within the
   /// window, and a target that begins another document is -100, so that it is
-  /// not predicted. Throws DataError, with file and offset, for a token outside
-  /// of the vocabulary.
+  /// not predicted. So is a target that a mask leaves out. Throws DataError,
+  /// with file and offset, for a token outside of the vocabulary.
   void read(
       int64_t sample, int64_t* inputs, int64_t* targets,
       int64_t* documents) const;
@@ -71,12 +74,14 @@ class TextCorpus {
   struct Source {
     std::string name;  // as in the settings
     TokenFile tokens;
+    std::shared_ptr<const TokenFile> mask;  // 0 or 1 for each token; null: 1
     int64_t first_sample = 0;
     int64_t num_samples = 0;
   };
 
   void open(const std::vector<std::string>& names);
-  TokenFile open_source(const std::string& name);
+  Source open_source(const std::string& name);
+  Source open_tokens(const std::string& name) const;
   void find_vocabulary();
   void number_samples();
   const Tokenizer& tokenizer();
@@ -128,6 +133,22 @@ struct TextRecipe {
 TokenFile tokenise(
     const std::vector<std::string>& files, const TextRecipe& recipe,
     const Tokenizer& tokenizer);
+
+/// Tokens, and which of them count in the loss.
+struct MaskedTokens {
+  TokenFile tokens;
+  std::shared_ptr<const TokenFile> mask;  // null: all of them
+};
+
+/// The same for .jsonl files, whose lines are documents (json_lines.h). Empty
+/// lines are left out. The mask is a pair of files of its own, beside that of
+/// the tokens. Throws DataError as
+/// tokens_of_line(), with the file and the line.
+///
+///   tokenizer_file  as TextRecipe::tokenizer
+MaskedTokens tokenise_lines(
+    const std::vector<std::string>& files, const LineRecipe& recipe,
+    const std::string& tokenizer_file, const Tokenizer& tokenizer);
 
 /// The place near `near` (0 < near < text.size()) where `split` allows to split
 /// `text`; the size of `text` when there is none after `near`.

@@ -32,6 +32,7 @@ constexpr size_t kHashedBytes = size_t{64} << 20;  // of a complete file
 constexpr size_t kEndsBytes = size_t{1} << 20;
 constexpr size_t kAnnouncedBytes = size_t{64} << 20;
 constexpr const char* kSums = ".sums";
+constexpr const char* kMask = "-mask";
 /// Increased when the same text and recipe give other tokens than before.
 constexpr uint64_t kVersion = 1;
 
@@ -84,6 +85,18 @@ std::string cache_key(
     key.add(MappedFile(recipe.tokenizer).bytes());
   }
   for (const auto& file : files) add_file(key, *file);
+  return key.text();
+}
+
+std::string line_key(
+    const std::vector<std::unique_ptr<MappedFile>>& files,
+    const LineRecipe& recipe, const std::string& tokenizer) {
+  Key key;
+  key.add("lines");
+  key.add(cache_key(
+      files, {.tokenizer = tokenizer, .end_of_text = recipe.end_of_text}));
+  key.add(recipe.text_field);
+  key.add(to_string(recipe.chat_template));
   return key.text();
 }
 
@@ -205,13 +218,19 @@ size_t find_split(std::string_view text, size_t near, TextSplit split) {
   return text.size();
 }
 
-TokenFile tokenise(
-    const std::vector<std::string>& files, const TextRecipe& recipe,
-    const Tokenizer& tokenizer) {
-  std::vector<std::unique_ptr<MappedFile>> mapped;
+namespace {
+
+using MappedFiles = std::vector<std::unique_ptr<MappedFile>>;
+
+MappedFiles mapped_files(const std::vector<std::string>& files) {
+  MappedFiles mapped;
   for (const auto& file : files) {
     mapped.push_back(std::make_unique<MappedFile>(file));
   }
+  return mapped;
+}
+
+std::string prefix_in_cache(const std::string& key) {
   const std::string folder = token_cache_folder();
   std::error_code error;
   fs::create_directories(folder, error);
@@ -220,13 +239,12 @@ TokenFile tokenise(
         folder + ": cannot be made: " + error.message() +
         "; set ECHELON_CACHE to a folder where tokens may be kept");
   }
-  const std::string prefix = folder + "/" + cache_key(mapped, recipe);
-  if (auto cached = find_cached(prefix)) return std::move(*cached);
-  announce(mapped);
-  TokenWriter writer(prefix, tokenizer.vocab_size());
-  Encoding encoding(tokenizer, recipe, writer);
-  for (const auto& file : mapped) encoding.add_file(*file);
-  writer.finish();
+  return folder + "/" + key;
+}
+
+// Opens a pair that was just written, and writes its checksums, which say that
+// it is complete.
+TokenFile with_sums(const std::string& prefix) {
   TokenFile made(prefix + ".bin", prefix + ".idx");
   const std::string sums = made.checksums();
   try {
@@ -236,6 +254,90 @@ TokenFile tokenise(
   }
   made.verify(sums);
   return made;
+}
+
+// Writes the tokens of lines, and their mask.
+class LineEncoding {
+ public:
+  LineEncoding(
+      const Tokenizer& tokenizer, const LineRecipe& recipe,
+      const std::string& prefix)
+      : tokenizer_(tokenizer),
+        recipe_(recipe),
+        tokens_(prefix, tokenizer.vocab_size()),
+        mask_(prefix + kMask, /*vocabulary=*/2) {}
+
+  void add_file(const MappedFile& file) {
+    std::string_view rest = text_of(file);
+    for (int64_t number = 1; !rest.empty(); ++number) {
+      const size_t end = rest.find('\n');
+      const auto line = rest.substr(0, end);
+      rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
+      if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+      file.check_size();
+      try {
+        add(tokens_of_line(line, recipe_, tokenizer_));
+      } catch (const DataError& error) {
+        throw DataError(format("{}:{}: {}", file.path(), number, error.what()));
+      }
+    }
+  }
+
+  // The mask first: where the tokens' checksums exist, both are complete.
+  void finish() {
+    mask_.finish();
+    tokens_.finish();
+  }
+
+ private:
+  void add(const LineTokens& line) {
+    tokens_.add(line.ids);
+    tokens_.end_document();
+    mask_.add(std::vector<int32_t>(line.counts.begin(), line.counts.end()));
+    mask_.end_document();
+  }
+
+  const Tokenizer& tokenizer_;
+  const LineRecipe& recipe_;
+  TokenWriter tokens_;
+  TokenWriter mask_;
+};
+
+}  // namespace
+
+TokenFile tokenise(
+    const std::vector<std::string>& files, const TextRecipe& recipe,
+    const Tokenizer& tokenizer) {
+  const auto mapped = mapped_files(files);
+  const std::string prefix = prefix_in_cache(cache_key(mapped, recipe));
+  if (auto cached = find_cached(prefix)) return std::move(*cached);
+  announce(mapped);
+  TokenWriter writer(prefix, tokenizer.vocab_size());
+  Encoding encoding(tokenizer, recipe, writer);
+  for (const auto& file : mapped) encoding.add_file(*file);
+  writer.finish();
+  return with_sums(prefix);
+}
+
+MaskedTokens tokenise_lines(
+    const std::vector<std::string>& files, const LineRecipe& recipe,
+    const std::string& tokenizer_file, const Tokenizer& tokenizer) {
+  const auto mapped = mapped_files(files);
+  const std::string prefix =
+      prefix_in_cache(line_key(mapped, recipe, tokenizer_file));
+  if (auto tokens = find_cached(prefix)) {
+    if (auto mask = find_cached(prefix + kMask)) {
+      return {
+          std::move(*tokens),
+          std::make_shared<const TokenFile>(std::move(*mask))};
+    }
+  }
+  announce(mapped);
+  LineEncoding encoding(tokenizer, recipe, prefix);
+  for (const auto& file : mapped) encoding.add_file(*file);
+  encoding.finish();
+  auto mask = std::make_shared<const TokenFile>(with_sums(prefix + kMask));
+  return {with_sums(prefix), std::move(mask)};
 }
 
 }  // namespace echelon

@@ -249,7 +249,7 @@ DataParallelModule::DataParallelModule(
     const bool trained = parameter.tensor.requires_grad();
     (trained ? parameters : frozen_).push_back(parameter);
   }
-  if (parameters.empty()) {
+  if (parameters.empty() && !options_.may_be_frozen) {
     throw ConfigError(
         "[data parallel] no parameter of the model requires grad, so there is "
         "nothing to reduce; use the module without the wrapper");

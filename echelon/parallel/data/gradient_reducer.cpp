@@ -460,7 +460,7 @@ void GradientReducer::Impl::check_all_ready() {
 // The number of ranks on which each parameter has a gradient; empty unless
 // unused parameters are allowed.
 std::vector<int64_t> GradientReducer::Impl::count_used(bool contributes) {
-  if (!options.find_unused_parameters) return {};
+  if (!options.find_unused_parameters || parameters.empty()) return {};
   std::vector<int64_t> used;
   for (const auto& parameter : parameters) {
     used.push_back(contributes && parameter.tensor.grad().defined());

@@ -42,6 +42,9 @@ struct DistributedDataParallelOptions {
   /// such a parameter start only then. A parameter that no rank used keeps its
   /// gradient.
   bool find_unused_parameters = false;
+  /// Allow a module without a parameter that requires gradients: buffers are
+  /// broadcast, and nothing is reduced.
+  bool may_be_frozen = false;
   /// Before each forward in training whose gradients will be reduced, broadcast
   /// rank 0's buffers (running statistics of BatchNorm, counters).
   bool broadcast_buffers = true;

@@ -412,12 +412,8 @@ ParallelAttention::QueryKeyValue ParallelAttention::project_latent(
 
 ParallelAttention::QueryKeyValue
 ParallelAttention::project(const Tensor& x, const AttentionFrame& frame) {
-  std::vector<LinearWeights> weights;
-  for (const auto& projection : in_) weights.push_back(projection->weights());
-  const auto layout =
-      options_.fused ? WeightLayout::in_out : WeightLayout::out_in;
-  auto outputs = column_linear(
-      x, weights, layout, parallel_, frame.batch * frame.sequence,
+  auto outputs = ColumnParallelLinear::forward_all(
+      in_, x, frame.batch * frame.sequence,
       label_ + (options_.fused ? ".c_attn" : ".qkv_proj"));
   const int64_t size = options_.shape.size_of_head();
   const int64_t kv = heads_.kv.size() * size;

@@ -26,6 +26,7 @@
 #include "echelon/parallel/tensor/autograd_support.h"
 #include "echelon/parallel/tensor/token_rows.h"
 #include "echelon/profiling/operator_scope.h"
+#include "echelon/text/check.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -429,6 +430,30 @@ Shard matrix_shard(
   return shard;
 }
 
+// One matrix of an adapter, which has a name of its own.
+class AdapterMatrix : public ShardedModule {
+ public:
+  explicit AdapterMatrix(ParameterShard shard)
+      : weight(register_shard("weight", std::move(shard))) {}
+
+  torch::Tensor weight;
+};
+
+// An adapter's matrix [rows, columns] that is sharded along `dim` as `features`
+// says.
+Shard adapter_shard(
+    const Shard& features, int64_t rows, int64_t columns, int64_t dim) {
+  Shard shard = features;
+  shard.shape = {rows, columns};
+  shard.dim = dim;
+  return shard;
+}
+
+InitialValue initial_a(int64_t in) {
+  return InitialValue::normal_of(
+      1 / std::sqrt(static_cast<double>(std::max<int64_t>(1, in))));
+}
+
 // The initialisation of torch::nn::Linear, for weight and bias.
 InitialValue initial_value(const LinearShape& shape) {
   const auto inputs = static_cast<double>(std::max<int64_t>(1, shape.in));
@@ -482,6 +507,37 @@ Tensor row_linear(
   return RowLinear::apply(input, at::TensorList(flat), call);
 }
 
+void AdaptedLinear::register_adapter(
+    ParameterShard a, ParameterShard b, double scale) {
+  ECHELON_CHECK(!has_adapter(), "a linear layer has one adapter");
+  const auto add = [&](const char* name, ParameterShard shard) {
+    return register_module(
+               name, std::make_shared<AdapterMatrix>(std::move(shard)))
+        ->weight;
+  };
+  a_ = add("lora_A", std::move(a));
+  b_ = add("lora_B", std::move(b));
+  scale_ = scale;
+}
+
+Tensor AdaptedLinear::with_adapter(const Tensor& y, const Tensor& inner) const {
+  return y + at::linear(inner * scale_, b_);
+}
+
+void add_adapters(
+    torch::nn::Module& module, const std::vector<std::string>& names,
+    int64_t rank, double scale) {
+  const auto modules = module.named_modules();
+  for (const auto& name : names) {
+    const auto* found = modules.find(name);
+    auto* linear = found ? dynamic_cast<AdaptedLinear*>(found->get()) : nullptr;
+    if (linear == nullptr) {
+      throw Error("\"" + name + "\" is no linear layer that has adapters");
+    }
+    linear->add_adapter(rank, scale);
+  }
+}
+
 ColumnParallelLinear::ColumnParallelLinear(
     const LinearShape& shape, TensorParallel parallel, std::string label,
     bool gather_output)
@@ -509,10 +565,52 @@ ColumnParallelLinear::ColumnParallelLinear(
   bias = register_shard("bias", {one, shared, initial_value(shape)});
 }
 
+// Each rank has A, and its gradient there is the part of the rank's outputs.
+void ColumnParallelLinear::add_adapter(int64_t rank, double scale) {
+  const auto own = own_shards().at("weight");
+  register_adapter(
+      {replicated({rank, shape_.in}, parallel_.rank()), parallel_.size() > 1,
+       initial_a(shape_.in)},
+      {adapter_shard(own.shard, shape_.out, rank, 0), own.sum_gradients,
+       InitialValue::constant_of(0)},
+      scale);
+}
+
+// A is one more matrix that multiplies the input.
+void ColumnParallelLinear::add_weights(
+    std::vector<LinearWeights>& weights) const {
+  weights.push_back({weight, bias});
+  if (!has_adapter()) return;
+  weights.push_back(
+      {shape_.layout == WeightLayout::in_out ? a_.t() : a_, Tensor()});
+}
+
+std::vector<Tensor> ColumnParallelLinear::forward_all(
+    const std::vector<std::shared_ptr<ColumnParallelLinear>>& layers,
+    const Tensor& x, int64_t tokens, const std::string& label) {
+  const auto& first = *layers.front();
+  std::vector<LinearWeights> weights;
+  for (const auto& layer : layers) layer->add_weights(weights);
+  const auto outputs = column_linear(
+      x, weights, first.shape_.layout, first.parallel_, tokens, label);
+  std::vector<Tensor> results;
+  size_t next = 0;
+  for (const auto& layer : layers) {
+    results.push_back(outputs[next++]);
+    if (!layer->has_adapter()) continue;
+    results.back() = layer->with_adapter(results.back(), outputs[next++]);
+  }
+  return results;
+}
+
 torch::Tensor
 ColumnParallelLinear::forward(const torch::Tensor& x, int64_t tokens) {
-  auto y = column_linear(
-      x, {weights()}, shape_.layout, parallel_, tokens, label_)[0];
+  std::vector<LinearWeights> weights;
+  add_weights(weights);
+  const auto outputs =
+      column_linear(x, weights, shape_.layout, parallel_, tokens, label_);
+  const auto y =
+      has_adapter() ? with_adapter(outputs[0], outputs[1]) : outputs[0];
   if (!gather_output_) return y;
   return gather_from(y, parallel_.group, -1, output_sizes_, label_ + " gather");
 }
@@ -548,7 +646,24 @@ torch::Tensor RowParallelLinear::forward(const torch::Tensor& x) {
                 x, parallel_.group, -1, even_split(shape_.in, parallel_.size()),
                 label_ + " input gradient")
           : x;
-  return row_linear(part, weight, bias, shape_.layout, parallel_, label_);
+  const auto y =
+      row_linear(part, weight, bias, shape_.layout, parallel_, label_);
+  if (!has_adapter()) return y;
+  return with_adapter(
+      y, row_linear(
+             part, a_, Tensor(), WeightLayout::out_in, parallel_,
+             label_ + ".lora_A"));
+}
+
+// Each rank has B, which it applies to whole sums x A, of its tokens.
+void RowParallelLinear::add_adapter(int64_t rank, double scale) {
+  const auto own = own_shards().at("weight");
+  register_adapter(
+      {adapter_shard(own.shard, rank, shape_.in, 1), false,
+       initial_a(shape_.in)},
+      {replicated({shape_.out, rank}, parallel_.rank()),
+       parallel_.splits_tokens(), InitialValue::constant_of(0)},
+      scale);
 }
 
 }  // namespace echelon

@@ -17,6 +17,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -85,9 +86,43 @@ struct LinearShape {
   WeightLayout layout = WeightLayout::out_in;
 };
 
+/// A linear layer that may have an adapter of low rank beside its weight:
+///
+///   y = x W + bias + scale * (x A) B
+///
+///   lora_A.weight  [rank, in]: this rank's inputs where the layer is sharded
+///   by
+///                  its inputs
+///   lora_B.weight  [out, rank]: this rank's outputs where it is sharded by its
+///                  outputs
+///
+/// What is not sharded is on every rank. Hu et al., "LoRA", 2021,
+/// arXiv:2106.09685; initial values as architecture/trained_parameters.h says.
+class AdaptedLinear : public ShardedModule {
+ public:
+  /// Adds the adapter; call it once, before the first forward.
+  virtual void add_adapter(int64_t rank, double scale) = 0;
+  bool has_adapter() const { return a_.defined(); }
+
+ protected:
+  void register_adapter(ParameterShard a, ParameterShard b, double scale);
+  /// y plus this adapter's part, of `inner` = x A.
+  torch::Tensor
+  with_adapter(const torch::Tensor& y, const torch::Tensor& inner) const;
+
+  torch::Tensor a_, b_;  // undefined: there is no adapter
+  double scale_ = 1;
+};
+
+/// Gives these linear layers of a module adapters. `names`: as the module calls
+/// them ("self_attn.q_proj"). Throws Error for a name that it does not have.
+void add_adapters(
+    torch::nn::Module& module, const std::vector<std::string>& names,
+    int64_t rank, double scale);
+
 /// A linear layer sharded by its outputs: weight [out_r, in] (or [in, out_r]),
 /// bias [out_r].
-class ColumnParallelLinear : public ShardedModule {
+class ColumnParallelLinear : public AdaptedLinear {
  public:
   /// An even shard of the outputs. With `gather_output`, forward all-gathers
   /// them ("<label> gather").
@@ -104,12 +139,21 @@ class ColumnParallelLinear : public ShardedModule {
 
   /// `tokens` on all ranks; needed when they are sharded.
   torch::Tensor forward(const torch::Tensor& x, int64_t tokens = 0);
+  void add_adapter(int64_t rank, double scale) override;
   LinearWeights weights() const { return {weight, bias}; }
+
+  /// column_linear for layers of one layout that share an input, with their
+  /// adapters: it communicates once.
+  static std::vector<torch::Tensor> forward_all(
+      const std::vector<std::shared_ptr<ColumnParallelLinear>>& layers,
+      const torch::Tensor& x, int64_t tokens, const std::string& label);
 
   torch::Tensor weight;
   torch::Tensor bias;
 
  private:
+  void add_weights(std::vector<LinearWeights>& weights) const;
+
   LinearShape shape_;
   TensorParallel parallel_;
   std::string label_;
@@ -119,7 +163,7 @@ class ColumnParallelLinear : public ShardedModule {
 
 /// A linear layer sharded by its inputs: weight [out, in_r] (or [in_r, out]),
 /// bias [out] on every rank.
-class RowParallelLinear : public ShardedModule {
+class RowParallelLinear : public AdaptedLinear {
  public:
   /// An even shard of the inputs. With `scatter_input`, forward takes all
   /// inputs and uses this rank's; backward all-gathers their gradient ("<label>
@@ -132,7 +176,10 @@ class RowParallelLinear : public ShardedModule {
       const LinearShape& shape, TensorParallel parallel, std::string label,
       const Shard& inputs);
 
+  /// With an adapter also sums x A ("<label>.lora_A sum", or "… scatter" and
+  /// "… gather").
   torch::Tensor forward(const torch::Tensor& x);
+  void add_adapter(int64_t rank, double scale) override;
 
   torch::Tensor weight;
   torch::Tensor bias;

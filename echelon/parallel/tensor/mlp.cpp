@@ -142,9 +142,8 @@ GatedMlp::GatedMlp(
 }
 
 Tensor GatedMlp::forward(const Tensor& x, int64_t tokens) {
-  const auto inner = column_linear(
-      x, {gate_->weights(), up_->weights()}, WeightLayout::out_in, parallel_,
-      tokens, label_ + ".gate_up_proj");
+  const auto inner = ColumnParallelLinear::forward_all(
+      {gate_, up_}, x, tokens, label_ + ".gate_up_proj");
   return down_->forward(
       gelu_ ? at::gelu(inner[0], "tanh") * inner[1]
             : silu_times(inner[0], inner[1]));

@@ -101,6 +101,23 @@ std::string first_tensors(const std::string& text) {
   return text.substr(0, end) + format("\n  and {} more", more);
 }
 
+// Throws unless adapters are added to the weights, and by the factor, that they
+// were trained with: a checkpoint of adapters has neither.
+void check_same_base(
+    const CheckpointManifest& manifest, const Job& job,
+    const std::string& place) {
+  for (const auto& [table, key, now, before] :
+       changed_settings(to_toml(job), manifest.config)) {
+    const bool of_base = (table == "model" && key == "weights") ||
+                         (table == "lora" && key == "alpha");
+    if (!of_base) continue;
+    throw CheckpointError(format(
+        "{}: has adapters that were trained with [{}] {} = {}, and it is {} "
+        "now; set it as before, or name another folder (--set train.run=…)",
+        place, table, key, before, now));
+  }
+}
+
 // Throws unless the checkpoint's tensors are those of this model and optimizer.
 // Says which settings differ, if any do: they say more than tensors.
 void check_same_model(
@@ -109,7 +126,6 @@ void check_same_model(
     const std::string& place) {
   try {
     check_state(manifest, source, optimizer);
-    return;
   } catch (const CheckpointError& error) {
     const std::set<std::string> without_effect = {
         "weights",         "dropout",    "dtype",      "cut",
@@ -120,7 +136,9 @@ void check_same_model(
          changed_settings(to_toml(job), manifest.config)) {
       const bool of_optimizer =
           table == "optimizer" && (key == "name" || key == "momentum");
-      const bool of_model = table == "model" && !without_effect.contains(key);
+      const bool of_model =
+          (table == "model" && !without_effect.contains(key)) ||
+          table == "lora";
       if (!of_optimizer && !of_model) continue;
       lines += format(
           "\n  [{}] {} = {}, the checkpoint has {}", table, key, now, before);
@@ -131,6 +149,7 @@ void check_same_model(
         "name another folder (--set train.run=…) for a run with these:{}",
         place, lines));
   }
+  if (!source.unsaved.empty()) check_same_base(manifest, job, place);
 }
 
 std::string name_of(const CheckpointPlace& place, bool in_memory) {

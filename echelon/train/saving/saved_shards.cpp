@@ -169,7 +169,8 @@ class SharedByTensorRanks {
   }
 
   static bool is_shared(const LocalParameter& part, const ModelSource& source) {
-    return !part.shard && part.name == source.first_name(part.name);
+    return !part.shard && part.name == source.first_name(part.name) &&
+           !source.unsaved.contains(part.name);
   }
 
   // Called for each replicated parameter, in order.
@@ -251,6 +252,7 @@ std::vector<StateShard> parameters_to_save(
   std::vector<StateShard> ranged, whole, ranged_experts, whole_experts;
   for (const auto& part : parts) {
     if (part.name != source.first_name(part.name)) continue;
+    if (source.unsaved.contains(part.name)) continue;
     const auto& shape = shapes.of(part.name);
     const auto boxes = part.shard ? boxes_of_part(part, shape, true)
                                   : shared.next(part, shape);
@@ -332,6 +334,7 @@ shards_to_load(const TrainingState& state, const ModelSource& source) {
   const OptimizerState states(state.optimizer());
   std::vector<StateShard> all;
   for (const auto& part : state.model().parameters()) {
+    if (source.unsaved.contains(source.first_name(part.name))) continue;
     const auto& shape = shapes.of(part.name);
     add_parameter(
         all, part, source, shape, states, boxes_of_part(part, shape, false));

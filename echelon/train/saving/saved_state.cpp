@@ -42,6 +42,7 @@ std::map<std::string, Expected>
 expected_of(const ModelSource& source, const Optimizer& optimizer) {
   std::map<std::string, Expected> all;
   for (const auto& info : source.parameters) {
+    if (source.unsaved.contains(info.name)) continue;
     const bool trained = info.kind == ParameterInfo::Kind::parameter;
     all[info.name] = {
         trained ? SavedKind::parameter : SavedKind::buffer, info.shape,
@@ -101,7 +102,10 @@ void check_state(
   for (const auto& [name, tensor] : saved) {
     const bool of_model = tensor->kind == SavedKind::parameter ||
                           tensor->kind == SavedKind::buffer;
-    if (of_model && !expected.contains(name)) add(name, "unexpected");
+    if (of_model && !expected.contains(name) &&
+        !source.unsaved.contains(name)) {
+      add(name, "unexpected");
+    }
   }
   if (problems.empty()) return;
   throw CheckpointError(format(

@@ -52,7 +52,8 @@ struct StateShard {
 ///                  forward replaces
 ///   random state   each rank writes its own
 ///
-/// No rank communicates. State of frozen parameters is left out.
+/// No rank communicates. State of frozen parameters is left out, and so are
+/// the parameters of source.unsaved.
 std::vector<StateShard> shards_to_save(
     const TrainingState& state, const ModelSource& source, const World& world,
     const MeshGroups& groups);

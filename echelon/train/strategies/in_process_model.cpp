@@ -116,11 +116,7 @@ class InProcessModel : public ParallelModel {
   }
   std::vector<ParameterGroup>
   optimizer_groups(double weight_decay) const override {
-    NamedTensors all;
-    for (const auto& item : network_->named_parameters()) {
-      all.emplace_back(item.key(), item.value());
-    }
-    return parameter_groups(all, weight_decay);
+    return trained_groups(parameters(), weight_decay);
   }
   std::optional<PartitionedGradients> partitioned_gradients() const override {
     if (tensor_.size() == 1 && tensor_.experts.size() == 1) return std::nullopt;

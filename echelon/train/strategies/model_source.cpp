@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "echelon/architecture/language_model.h"
+#include "echelon/architecture/trained_parameters.h"
 #include "echelon/counting/meta_mode.h"
 #include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
@@ -64,19 +65,62 @@ void list_tensors(ModelSource& source, ModelDtype dtype) {
   }
 }
 
-// The same layers with parameters of this dtype.
-LayerList in_dtype(const LayerList& given, torch::Dtype dtype) {
+// The same layers, each of whose modules `change` is given when it is built.
+LayerList with_modules(
+    const LayerList& given,
+    const std::function<void(const std::string& layer, torch::nn::Module&)>&
+        change) {
   LayerList layers;
   for (LayerDefinition definition : given.layers()) {
-    definition.build = [dtype, build = definition.build] {
+    definition.build = [change, name = definition.name,
+                        build = definition.build] {
       BuiltLayer layer = build();
-      if (layer.module) to_dtype(*layer.module, dtype);
+      if (layer.module) change(name, *layer.module);
       return layer;
     };
     layers.add_definition(std::move(definition));
   }
   for (const auto& tie : given.ties()) layers.tie(tie.first, tie.second);
   return layers;
+}
+
+// The same layers with parameters of this dtype.
+LayerList in_dtype(const LayerList& given, torch::Dtype dtype) {
+  return with_modules(
+      given, [dtype](const std::string&, torch::nn::Module& module) {
+        to_dtype(module, dtype);
+      });
+}
+
+// The same layers, whose parameters of these names do not require gradients.
+LayerList
+with_frozen(const LayerList& given, const std::set<std::string>& names) {
+  return with_modules(
+      given, [names](const std::string& layer, torch::nn::Module& module) {
+        for (auto& item : module.named_parameters()) {
+          if (names.contains(layer + "." + item.key())) {
+            item.value().set_requires_grad(false);
+          }
+        }
+      });
+}
+
+// Freezes what does not train. `all` has every name of each parameter.
+void freeze(
+    ModelSource& source, const ModelOptions& options,
+    const std::vector<ParameterInfo>& all) {
+  const auto names = frozen_parameters(options, all);
+  if (names.empty()) return;
+  source.layers = with_frozen(source.layers, names);
+  source.sharded = [names, given = std::move(source.sharded)](
+                       const TensorParallel& parallel) {
+    return with_frozen(given(parallel), names);
+  };
+  for (const auto& name : names) source.frozen.insert(source.first_name(name));
+  if (!options.lora.used() || options.weights.empty()) return;
+  for (const auto& name : source.frozen) {
+    if (!is_adapter(name)) source.unsaved.insert(name);
+  }
 }
 
 }  // namespace
@@ -134,20 +178,28 @@ ModelSource model_source(const Job& job, const SampleSpec& sample) {
     return model_layers(model, shape, classes, parallel);
   };
   source.layers = source.sharded({});
-  for (auto& info :
-       list_parameters(job.model, sample.input_shape, source.classes)) {
+  const auto all =
+      list_parameters(job.model, sample.input_shape, source.classes);
+  for (const auto& info : all) {
     if (info.tied_to.empty()) {
-      source.parameters.push_back(std::move(info));
+      source.parameters.push_back(info);
     } else {
       source.first_names[info.name] = info.tied_to;
     }
   }
+  freeze(source, job.model, all);
   return source;
 }
 
 ModelSource model_source(
     const Job& job, const LayerFactory& given, const SampleSpec& sample) {
   if (!given) return model_source(job, sample);
+  if (job.model.lora.used()) {
+    throw ConfigError(format(
+        "[lora] rank={}: a list of layers of one's own gets no adapters; add "
+        "them where it is built (add_adapters), and set [model] freeze",
+        job.model.lora.rank));
+  }
   const torch::Dtype dtype = dtype_of(job.model.dtype);
   ModelSource source;
   source.sample = sample;
@@ -169,6 +221,11 @@ ModelSource model_source(
     }
   }
   list_tensors(source, job.model.dtype);
+  auto all = source.parameters;
+  for (const auto& [name, first] : source.first_names) {
+    all.push_back({.name = name, .tied_to = first});
+  }
+  freeze(source, job.model, all);
   return source;
 }
 

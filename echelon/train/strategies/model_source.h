@@ -39,6 +39,9 @@ struct ModelSource {
   std::map<std::string, std::string> first_names;
   /// Parameters without requires_grad: optimizers keep no state of them.
   std::set<std::string> frozen;
+  /// Of these, what checkpoints leave out because [model] weights has it: all
+  /// but the adapters, when adapters train.
+  std::set<std::string> unsaved;
 
   /// The name in `parameters` of the tensor that a layer calls `name`.
   const std::string& first_name(const std::string& name) const;

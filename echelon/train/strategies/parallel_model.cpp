@@ -40,6 +40,21 @@ std::vector<LocalParameter> parts_of(
   return parts;
 }
 
+// How many parameters train, in a line; none where all do.
+std::vector<std::string> describe_trained(const ModelSource& source) {
+  if (source.frozen.empty()) return {};
+  int64_t trained = 0;
+  for (const auto& info : source.parameters) {
+    const bool trains = info.kind == ParameterInfo::Kind::parameter &&
+                        !source.frozen.contains(info.name);
+    if (trains) trained += info.num_elements();
+  }
+  const int64_t all = source.num_parameters();
+  return {format(
+      "{} of {} parameters train, {}", format_count(trained), format_count(all),
+      format_percent(static_cast<double>(trained) / static_cast<double>(all)))};
+}
+
 }  // namespace
 
 DistributedDataParallelOptions
@@ -49,6 +64,8 @@ data_parallel_options(const TrainOptions& train, bool sync_batch_norm) {
   options.find_unused_parameters = train.find_unused_parameters;
   options.sync_batch_norm = sync_batch_norm;
   options.hook = hook_of(train);
+  // A stage, or what is not an expert's, may be frozen as a whole.
+  options.may_be_frozen = true;
   return options;
 }
 
@@ -58,6 +75,15 @@ std::vector<LocalParameter> local_parameters(const torch::nn::Module& module) {
 
 std::vector<LocalParameter> local_buffers(const torch::nn::Module& module) {
   return parts_of(module.named_buffers(), shards_of(module));
+}
+
+std::vector<ParameterGroup>
+trained_groups(const std::vector<LocalParameter>& parts, double weight_decay) {
+  NamedTensors trained;
+  for (const auto& part : parts) {
+    if (part.value.requires_grad()) trained.emplace_back(part.name, part.value);
+  }
+  return parameter_groups(trained, weight_decay);
 }
 
 std::set<std::string> counted_elsewhere(
@@ -84,10 +110,11 @@ DistributedDataParallelOptions without_experts(
 ExpertParallel::ExpertParallel(
     torch::nn::Module& network, const MeshGroups& groups,
     const DistributedDataParallelOptions& options) {
-  const bool has_experts = std::ranges::any_of(
-      network.named_parameters().keys(),
-      [](const auto& name) { return expert_of(name).has_value(); });
-  if (groups.along(Axis::ep).size() == 1 || !has_experts) return;
+  const bool trains_experts =
+      std::ranges::any_of(network.named_parameters(), [](const auto& item) {
+        return item.value().requires_grad() && expert_of(item.key());
+      });
+  if (groups.along(Axis::ep).size() == 1 || !trains_experts) return;
   auto own = options;
   own.broadcast_buffers = false;
   own.sync_batch_norm = false;
@@ -209,6 +236,7 @@ Tensors stand_in(const Tensors& inputs) {
 
 std::unique_ptr<ParallelModel>
 make_parallel_model(const Job& job, const ModelPlace& place) {
+  announce(place, describe_trained(place.source));
   if (job.layout.pp > 1) return make_pipeline_model(job, place);
   if (!job.model.devices.empty()) return make_placed_model(job, place);
   if (shards_parameters(job)) return make_sharded_model(job, place);

@@ -117,6 +117,10 @@ struct ModelPlace {
 std::unique_ptr<ParallelModel>
 make_parallel_model(const Job& job, const ModelPlace& place);
 
+/// parameter_groups() of those that require gradients.
+std::vector<ParameterGroup>
+trained_groups(const std::vector<LocalParameter>& parts, double weight_decay);
+
 /// The parameters, or buffers, of a module that nothing but tensor parallelism
 /// shards.
 std::vector<LocalParameter> local_parameters(const torch::nn::Module& module);

@@ -222,7 +222,10 @@ void PipelineModel::make_pipeline(const ModelPlace& place) {
     before_gradients(stage, last);
   };
   options.after_backwards = [this] { after_backwards(); };
-  const auto ties = ties_across(list_, partition_.boundaries);
+  auto ties = ties_across(list_, partition_.boundaries);
+  std::erase_if(ties, [&](const Tie& tie) {  // they have no gradients
+    return place.source.frozen.contains(place.source.first_name(tie.first));
+  });
   if (layers_.units() == nullptr) {
     options.ties = ties;
   } else {

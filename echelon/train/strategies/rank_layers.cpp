@@ -229,10 +229,7 @@ std::vector<LocalParameter> RankLayers::buffers() const {
 std::vector<ParameterGroup>
 RankLayers::optimizer_groups(double weight_decay) const {
   if (!units_) {
-    NamedTensors all;
-    for (const auto& part : parameters())
-      all.emplace_back(part.name, part.value);
-    return parameter_groups(all, weight_decay);
+    return trained_groups(parameters(), weight_decay);
   }
   ParameterGroup decayed{.weight_decay = weight_decay};
   ParameterGroup plain;

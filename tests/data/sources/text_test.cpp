@@ -11,6 +11,7 @@
 
 #include "echelon/data/sources/inspect.h"
 #include "echelon/data/tokenizer/tokenizer.h"
+#include "echelon/text/text_file.h"
 #include "tests/data/sources/make_tokens.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
@@ -225,6 +226,112 @@ TEST_F(Text, TheFormatMayBeSet) {
   options = text(folder_.write("a.bin", raw_bytes<uint32_t>({70000, 1})), 1);
   options.token_bytes = 4;
   EXPECT_EQ(TextCorpus(options).vocabulary(), 70001);
+}
+
+TEST_F(Text, LinesOfJsonAreDocuments) {
+  auto options = text(
+      folder_.write(
+          "a.jsonl",
+          "{\"text\": \"ab\"}\n\n{\"id\": 7, \"text\": \"c\\u00e9\"}\r\n"),
+      6);
+  options.documents = Documents::respected;
+  const TextCorpus corpus(options);
+  EXPECT_EQ(corpus.num_tokens(), 3 + 4);
+  const auto window = read(corpus, 0);
+  EXPECT_THAT(window.inputs, ElementsAre('a', 'b', 256, 'c', 0xc3, 0xa9));
+  EXPECT_THAT(window.targets, ElementsAre('b', 256, -100, 0xc3, 0xa9, 256));
+  EXPECT_THAT(window.documents, ElementsAre(0, 0, 0, 1, 1, 1));
+  options.text_field = "body";
+  EXPECT_THAT(data_error(options), HasSubstr("a text \"body\""));
+}
+
+// The loss is on what the assistant says and on the end of its turn.
+TEST_F(Text, ConversationsCountTheAssistantsTokens) {
+  const std::string path = folder_.write(
+      "chat.jsonl",
+      "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, "
+      "{\"role\": \"assistant\", \"content\": \" Yo\"}]}\n");
+  const auto parts = [&](ChatTemplate chat) {
+    const LineTokens line = tokens_of_line(
+        read_text_file(path), {.chat_template = chat}, ByteTokenizer());
+    std::pair<std::string, std::string> both;  // all, and what counts
+    for (size_t i = 0; i < line.ids.size(); ++i) {
+      both.first += static_cast<char>(line.ids[i]);
+      if (line.counts.at(i) == 1) both.second += static_cast<char>(line.ids[i]);
+    }
+    return both;
+  };
+  EXPECT_EQ(
+      parts(ChatTemplate::chatml),
+      std::pair(
+          std::string("<|im_start|>user\nHi<|im_end|>\n"
+                      "<|im_start|>assistant\n Yo<|im_end|>\n"),
+          std::string(" Yo<|im_end|>")));
+  EXPECT_EQ(
+      parts(ChatTemplate::llama3),
+      std::pair(
+          std::string(
+              "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi"
+              "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nYo"
+              "<|eot_id|>"),
+          std::string("Yo<|eot_id|>")));
+
+  const TextCorpus corpus(text(path, 65));
+  EXPECT_TRUE(corpus.has_masks());
+  const auto window = read(corpus, 0);
+  std::string counted;
+  for (const int64_t target : window.targets) {
+    if (target >= 0) counted += static_cast<char>(target);
+  }
+  EXPECT_EQ(counted, " Yo<|im_end|>");
+  EXPECT_EQ(window.inputs[1], '|') << "inputs stay";
+  // The second time both come from the cache.
+  EXPECT_EQ(cached(), 6u);
+  EXPECT_EQ(read(TextCorpus(text(path, 65)), 0).targets, window.targets);
+  EXPECT_EQ(cached(), 6u);
+  auto other = text(path, 65);
+  other.chat_template = ChatTemplate::llama3;
+  EXPECT_NE(read(TextCorpus(other), 0).targets, window.targets);
+}
+
+TEST_F(Text, ALineThatDoesNotParseIsNamed) {
+  const auto error = [&](const std::string& line) {
+    const std::string path =
+        folder_.write("bad.jsonl", "{\"text\": \"fine\"}\n" + line + "\n");
+    const auto text_of = data_error(text(path, 4));
+    EXPECT_THAT(text_of, HasSubstr(path + ":2: ")) << line;
+    return text_of;
+  };
+  EXPECT_THAT(error("{\"text\": "), HasSubstr("is no JSON: syntax error"));
+  EXPECT_THAT(error("[1]"), HasSubstr("is no object with \"messages\""));
+  EXPECT_THAT(
+      error("{\"messages\": [{\"role\": \"asistant\", \"content\": \"x\"}]}"),
+      HasSubstr("did you mean \"assistant\"?"));
+  EXPECT_THAT(
+      error("{\"messages\": [{\"role\": \"user\"}]}"),
+      HasSubstr("message 1 has no \"content\" that is a text"));
+  EXPECT_THAT(
+      error("{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}"),
+      HasSubstr("no message has the role \"assistant\""));
+  EXPECT_THAT(
+      error("{\"tokens\": [1, 2, 3], \"loss_mask\": [0, 1]}"),
+      HasSubstr("\"loss_mask\" has 2 numbers for 3 tokens"));
+  EXPECT_THAT(
+      error("{\"tokens\": [1, 300]}"),
+      HasSubstr("\"tokens\" has 300; expected whole numbers from 0 to 256"));
+}
+
+TEST_F(Text, AMaskBesideTokensHasANumberForEach) {
+  const auto options = tokens("masked.bin", ascending(9), 4);
+  folder_.write("masked.mask", std::string("\1\0\0\1\1\0\1\1\1", 9));
+  const TextCorpus corpus(options);
+  EXPECT_THAT(read(corpus, 0).targets, ElementsAre(-100, -100, 3, 4));
+  EXPECT_THAT(read(corpus, 1).targets, ElementsAre(-100, 6, 7, 8));
+  folder_.write("masked.mask", std::string("\1\0\0\1", 4));
+  EXPECT_THAT(
+      data_error(options), HasSubstr(
+                               "has 4 numbers, but " +
+                               folder_.path("masked.bin") + " has 9 tokens"));
 }
 
 TEST_F(Text, IsTokenisedOnce) {
