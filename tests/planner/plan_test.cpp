@@ -110,7 +110,7 @@ TEST(Plan, SettingsOfMemoryThatContradictEachOtherAreNamed) {
 }
 
 TEST(Plan, ABatchThatNoLayoutDividesIsNamedWithTheNearest) {
-  const auto text = refusal(plan_request("gpt2", "a100-40gb:128", 7));
+  const auto text = refusal(plan_request("resnet50", "a100-40gb:128", 7));
   EXPECT_TRUE(has(text, "--batch 7")) << text;
   EXPECT_TRUE(has(text, " 8 would do")) << text;
 }
