@@ -48,8 +48,14 @@ refuse(const std::string& pattern, const std::vector<std::string>& names) {
                    : near));
 }
 
-// The linear layers that can have adapters: matrices of blocks, but for experts
-// and routers.
+// Latent attention computes its products of low rank from the matrices alone.
+bool is_latent(const std::string& parameter) {
+  return parameter.find("_a_proj") != std::string::npos ||
+         parameter.find("_b_proj") != std::string::npos;
+}
+
+// The linear layers that can have adapters: matrices of blocks, but for
+// experts, routers and those of latent attention.
 std::vector<std::string> linear_layers(const std::vector<ParameterInfo>& list) {
   constexpr std::string_view kWeight = ".weight";
   std::vector<std::string> names;
@@ -58,7 +64,7 @@ std::vector<std::string> linear_layers(const std::vector<ParameterInfo>& list) {
                           info.name.starts_with("model.layers.");
     if (!in_block || info.shape.size() != 2 || is_adapter(info.name) ||
         !info.name.ends_with(kWeight) || info.name.ends_with(".gate.weight") ||
-        expert_of(info.name)) {
+        expert_of(info.name) || is_latent(info.name)) {
       continue;
     }
     names.push_back(info.name.substr(0, info.name.size() - kWeight.size()));

@@ -156,6 +156,21 @@ TEST(Adapters, TargetsThatNameNothingAreRefusedWithTheNearest) {
   for (const char* other : {"gate", "w1", "*.experts.0.w2"}) {
     EXPECT_THAT(error("mixtral", {other}), HasSubstr("names no linear layer"));
   }
+  auto latent = adapted("deepseek-v3", {"q_b_proj"});
+  latent.kv_heads = 0;
+  latent.experts = 2;
+  latent.experts_per_token = 1;
+  latent.expert_size = 6;
+  latent.key_value_rank = 3;
+  latent.query_rank = 3;
+  latent.nope_size = 2;
+  latent.rope_size = 2;
+  latent.value_size = 2;
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { list_parameters(latent, {8}, 10); }),
+      HasSubstr("names no linear layer"));
+  latent.lora.targets = {"o_proj"};
+  EXPECT_NO_THROW(list_parameters(latent, {8}, 10));
   EXPECT_THAT(error("gpt", {}), HasSubstr("rank=2 without targets"));
   EXPECT_THAT(
       error_text<ConfigError>([] {
