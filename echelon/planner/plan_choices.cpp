@@ -174,7 +174,7 @@ class PlaneDrawing {
   void limit() {
     page_.add(
         "<line class='level limit' x1='{}' x2='{}' y1='0' y2='{}'/><text "
-        "class='level-name' x='{}' y='12' dx='-6' text-anchor='end'>{}</text>",
+        "class='level-name' x='{}' y='28' dx='-6' text-anchor='end'>{}</text>",
         at_x(plane_.x_limit), at_x(plane_.x_limit), plane_.height,
         at_x(plane_.x_limit), plane_.x_limit_name);
   }

@@ -266,7 +266,8 @@ TEST_P(ExplainFaults, RanksWithDifferentNumbersOfSamples) {
   EXPECT_THAT(found.settings, ElementsAre("train.rank_batch=[]"));
 }
 
-// The run has no timeline, so only what its metrics tell is explained.
+// The run has no timeline: its metrics are explained, and the one step that it
+// may have recorded to be watched.
 TEST_F(ExplainRuns, OneThatIsKilled) {
   const std::string run = folder_.path() + "/run";
   const std::string config = folder_.path() + "/config.toml";
@@ -280,7 +281,7 @@ TEST_F(ExplainRuns, OneThatIsKilled) {
   command.signal(SIGKILL);
   command.wait();
   const RunExplanation killed = explain_run(run);
-  EXPECT_EQ(killed.recorded_steps, 0);
+  EXPECT_LE(killed.recorded_steps, 1);
   EXPECT_GT(killed.step_seconds, 0);
   EXPECT_THAT(
       killed.notes, Contains(testing::HasSubstr("there is no timeline.json")));
