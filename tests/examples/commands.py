@@ -61,7 +61,6 @@ SKIPPED = {
     "echelon submit ": "needs Slurm; tests/deploy has a stand-in",
     "watch runs  ": "goes on until Ctrl-C; tests/watch does it",
     "watch runs/digits --web": "goes on until Ctrl-C; tests/watch does it",
-    "monitoring/track.py": "needs W&B and MLflow; tests/watch follows a run with both",
     "echelon sample RUN": "names the options, not a command",
 }
 # The text of a command, and what stands for it here.
