@@ -92,7 +92,8 @@ AdaptedTensors::AdaptedTensors(
           !is_float_dtype(facts.dtype)) {
         fail(layer);
       }
-      adapter.reset(new Adapter{a->second, b->second, shape_a[0]});
+      adapter =
+          std::make_unique<Adapter>(Adapter{a->second, b->second, shape_a[0]});
       facts.dtype = all[a->second].dtype;
     }
     facts_.push_back(std::move(facts));

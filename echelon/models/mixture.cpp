@@ -43,7 +43,7 @@ void Router::count(const Tensor& experts) {
                       !experts.is_meta() && !recomputing();
   if (!counts) return;
   const torch::NoGradGuard no_grad;
-  const auto more = at::bincount(experts.reshape({-1}), {}, bias.size(0));
+  const auto more = loads_of(experts, bias.size(0));
   loads = loads.defined() ? loads + more : more;
 }
 

@@ -184,6 +184,13 @@ Routing route(
   return routing;
 }
 
+// Not by bincount, which reads the largest number on the host.
+Tensor loads_of(const Tensor& experts, int64_t num_experts) {
+  const auto chosen = experts.reshape({-1});
+  return torch::zeros({num_experts}, chosen.options())
+      .scatter_add_(0, chosen, torch::ones_like(chosen));
+}
+
 Assignment::Assignment(const Tensor& experts, int64_t num_experts)
     : per_token_(experts.size(1)) {
   const torch::NoGradGuard no_grad;
@@ -198,7 +205,7 @@ Assignment::Assignment(const Tensor& experts, int64_t num_experts)
     }
     return;
   }
-  const auto counts = at::bincount(flat, {}, num_experts).to(torch::kCPU);
+  const auto counts = loads_of(flat, num_experts).to(torch::kCPU);
   const auto* numbers = counts.const_data_ptr<int64_t>();
   counts_.assign(numbers, numbers + num_experts);
 }

@@ -74,6 +74,10 @@ Routing route(
     const torch::Tensor& scores, const RoutingOptions& options, int64_t samples,
     bool with_losses, const torch::Tensor& bias = {});
 
+/// How many choices each expert has: int64 [num_experts] on the device of
+/// `experts`, which nothing waits for.
+torch::Tensor loads_of(const torch::Tensor& experts, int64_t num_experts);
+
 /// The choices of all tokens, sorted by expert; those of one expert are in the
 /// order of the tokens.
 class Assignment {
