@@ -534,7 +534,7 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
 
   expect_error("export ours back --format huggingface", "back: exists already");
   expect_error(
-      "export ours x --format pt", "must be safetensors or huggingface");
+      "export ours x --format pt", "must be safetensors, huggingface or peft");
   write("cnn/config.toml", "");
   fs::create_directories(path("cnn/checkpoints"));
   safetensors::write(path("cnn/checkpoints/last.safetensors"), {});

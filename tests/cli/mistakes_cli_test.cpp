@@ -145,7 +145,7 @@ const std::vector<Mistake>& mistakes() {
       {"export runs/none out.safetensors", 3,
        "runs/none: there is no such folder"},
       {"export runs/nothing out --format onnx", 2,
-       "must be safetensors or huggingface"},
+       "must be safetensors, huggingface or peft"},
       {"import theirs ours", 3,
        "known are GPT2LMHeadModel, LlamaForCausalLM, "},
       {"import empty ours", 3, "a Hugging Face folder has a config.json"},
