@@ -143,6 +143,12 @@ Tensor widened(const Tensor& values, int64_t size) {
   return more > 0 ? at::constant_pad_nd(values, {0, more}) : values;
 }
 
+// The reverse for results. A view of all of them would not do: its backward
+// fills zeros and copies.
+Tensor narrowed(const Tensor& results, int64_t size) {
+  return results.size(-1) > size ? results.narrow(-1, 0, size) : results;
+}
+
 }  // namespace
 
 // A matrix that every rank has. With sharded tokens each rank's gradient is a
@@ -478,13 +484,11 @@ Tensor ParallelAttention::attend(
         .flatten(2);
   }
   const bool grouped = heads_first.key.size(1) != heads_.query.size();
-  return at::scaled_dot_product_attention(
-             heads_first.query, heads_first.key, heads_first.value,
-             mask.defined() ? std::make_optional(mask) : std::nullopt,
-             /*dropout_p=*/0.0, causal, /*scale=*/std::nullopt, grouped)
-      .narrow(-1, 0, value_size)
-      .transpose(1, 2)
-      .flatten(2);
+  const auto results = at::scaled_dot_product_attention(
+      heads_first.query, heads_first.key, heads_first.value,
+      mask.defined() ? std::make_optional(mask) : std::nullopt,
+      /*dropout_p=*/0.0, causal, /*scale=*/std::nullopt, grouped);
+  return narrowed(results, value_size).transpose(1, 2).flatten(2);
 }
 
 // Attention over sequences of which this rank has some tokens.
@@ -536,10 +540,9 @@ Tensor ParallelAttention::attend_in_context(
               .view(like.sizes());
         };
   }
-  return context_attention(
-             qkv.query, qkv.key, qkv.value, parallel_.context, call)
-      .narrow(-1, 0, value_size)
-      .flatten(2);
+  const auto results =
+      context_attention(qkv.query, qkv.key, qkv.value, parallel_.context, call);
+  return narrowed(results, value_size).flatten(2);
 }
 
 // The plain formula for [batch, heads, positions, size]. `mask` is undefined
