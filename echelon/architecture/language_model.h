@@ -16,14 +16,14 @@
 //   mixtral    a mistral with a mixture of experts in place of each MLP. Jiang
 //              et al., 2024, arXiv:2401.04088.
 //   qwen3-moe  a qwen3 with a mixture of experts.
-//   deepseek-v3  latent attention, and a mixture whose router adds a bias to
-//   its
+//   deepseek-v3
+//              latent attention, and a mixture whose router adds a bias to its
 //              choice, with groups of experts, shared experts and first blocks
 //              without any. DeepSeek-AI, 2024, arXiv:2412.19437. It predicts
 //              one token: its modules for multi-token prediction are left out.
 //   gemma      scaled embeddings, norms that multiply by 1 + weight, GELU in
-//   the
-//              gated MLP, tied embeddings. Gemma Team, 2024, arXiv:2403.08295.
+//              the gated MLP, tied embeddings. Gemma Team, 2024,
+//              arXiv:2403.08295.
 #pragma once
 
 #include <cstdint>

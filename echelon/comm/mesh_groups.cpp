@@ -32,7 +32,7 @@ MeshGroups::MeshGroups(World& world, const Layout& layout, int64_t head_ranks)
                        {Axis::dp_replicate, Axis::dp_shard, Axis::ep, Axis::cp})
                  : *same_experts_;
   shard_ = spread && expert_shard_->size() > 1
-               ? together("dp_shard", {Axis::dp_shard, Axis::ep, Axis::cp})
+               ? together("shard", {Axis::dp_shard, Axis::ep, Axis::cp})
                : *expert_shard_;
   make_context_groups(world, head_ranks);
   data_index_ = mesh_.data_index(world.rank());

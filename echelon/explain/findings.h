@@ -22,9 +22,9 @@
 
 namespace echelon::explain {
 
-/// How layouts spell the axis of a group of ranks: "fsdp" for "dp_shard", "dp"
-/// for "dp_replicate" and for the groups that sum gradients (comm/
-/// mesh_groups.h).
+/// How layouts spell the axis of a group of ranks: "fsdp" for the groups that
+/// shard parameters, "dp" for "dp_replicate" and for the groups that sum
+/// gradients (comm/mesh_groups.h).
 std::string axis_of_group(const std::string& group);
 
 /// Seconds of one rank in a step. Without idle time they sum to the step.

@@ -48,13 +48,14 @@ class Groups {
 
  private:
   std::vector<int> ranks_along(int32_t rank, const std::string& axis) const {
-    // Parameters are sharded, and gradients summed, over cp too, and over ep
-    // what is no expert (comm/mesh_groups.h).
+    // Parameters are sharded, and gradients summed, over cp too. With ep,
+    // "shard" and "data" are the groups for all but the experts
+    // (comm/mesh_groups.h).
     const auto along = [&](const std::vector<Axis>& axes) {
       return mesh_->ranks_along(rank, axes);
     };
     if (axis == to_string(Axis::dp_shard)) {
-      return along({Axis::dp_shard, Axis::ep, Axis::cp});
+      return along({Axis::dp_shard, Axis::cp});
     }
     for (const Axis one : kAxes) {
       if (to_string(one) == axis) return mesh_->ranks_along(rank, one);
@@ -62,6 +63,7 @@ class Groups {
     if (axis == "dp") {
       return along({Axis::dp_replicate, Axis::dp_shard, Axis::cp});
     }
+    if (axis == "shard") return along({Axis::dp_shard, Axis::ep, Axis::cp});
     // "data": all ranks with other samples, or other tokens of them.
     return along({Axis::dp_replicate, Axis::dp_shard, Axis::ep, Axis::cp});
   }
@@ -241,7 +243,7 @@ std::map<int32_t, int32_t> first_stages(const timeline::Timeline& timeline) {
 }  // namespace
 
 std::string axis_of_group(const std::string& group) {
-  if (group == "dp_shard") return "fsdp";
+  if (group == "dp_shard" || group == "shard") return "fsdp";
   return group == "dp_replicate" || group == "data" ? "dp" : group;
 }
 

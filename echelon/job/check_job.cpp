@@ -119,6 +119,14 @@ class Checker {
           "ranks have samples of their own too",
           job_.model.name);
     }
+    if (job_.model.dense_layers >= job_.model.layers) {
+      fail(
+          "layout.ep",
+          "spreads experts over ranks, and with [model] dense_layers = {} none "
+          "of layers = {} has any; set dense_layers = {} or less, or use dp or "
+          "fsdp",
+          job_.model.dense_layers, job_.model.layers, job_.model.layers - 1);
+    }
     if (job_.layout.ep > experts) {
       fail(
           "layout.ep",

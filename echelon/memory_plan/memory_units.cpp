@@ -144,17 +144,20 @@ void PlannedUnits::make(size_t layer) {
   Unit unit;
   unit.name = planned.name;
   for (const bool trains : {true, false}) {
-    const auto add = [&](int64_t ranks, std::optional<bool> experts) {
-      const auto flat = flat_of(planned.parameters, trains, ranks, experts);
+    const auto add = [&](int64_t ranks, int64_t replicas,
+                         std::optional<bool> experts) {
+      auto flat = flat_of(planned.parameters, trains, ranks, experts);
+      flat.replicas = replicas;
       if (flat.unsharded > 0) unit.flats.push_back(flat);
     };
-    // Ranks of ep shard what is no expert too.
+    // Ranks of ep shard, or replicate, what is no expert too.
     const int64_t ep = job_.layout.ep;
     if (ep == 1) {
-      add(shards_, std::nullopt);
+      add(shards_, replicas_, std::nullopt);
     } else {
-      add(shards_ > 1 ? shards_ * ep : 1, false);
-      add(shards_, true);
+      const bool cut = shards_ > 1;
+      add(cut ? shards_ * ep : 1, cut ? replicas_ : replicas_ * ep, false);
+      add(shards_, replicas_, true);
     }
   }
   unit_of_layer_[layer] = units_.size();
@@ -324,7 +327,7 @@ void PlannedUnits::launch(size_t index) {
       calls_.add(
           "reduce_scatter", "dp_shard", "gradients of " + unit.name, unsharded);
     }
-    if (replicas_ > 1) {
+    if (flat.replicas > 1) {
       calls_.add(
           "all_reduce", "dp_replicate", "gradients of " + unit.name,
           flat.slot * reduce_bytes_);

@@ -318,12 +318,20 @@ class StepWalk {
 
   // ------------------------------------------------- plain data parallelism
 
+  // Whether several ranks sum the gradients of what plain data parallelism
+  // replicates. Those of ep have different experts.
+  bool is_reduced(const PlannedParameter& one) const {
+    const auto& layout = job_.layout;
+    const int64_t ranks =
+        one.expert ? layout.data_degree() : layout.data_ranks();
+    return one.trains && ranks > 1;
+  }
+
   // Small gradients are copied together before they are reduced.
   void hold_bucket(const PlannedLayer& layer) {
-    if (job_.layout.data_ranks() == 1) return;
     for (const auto& one : layer.parameters) {
       const int64_t bytes = one.numel * model_.master_bytes;
-      if (!one.trains || bytes >= kInPlaceBytes) continue;
+      if (!is_reduced(one) || bytes >= kInPlaceBytes) continue;
       tally_.hold(timeline::MemoryKind::communication, bytes);
       bucket_now_ += bytes;
     }
@@ -334,12 +342,16 @@ class StepWalk {
   }
 
   void list_buckets() {
-    if (job_.layout.data_ranks() == 1) return;
+    for (const bool experts : {false, true}) list_buckets(experts);
+  }
+
+  void list_buckets(bool experts) {
     int64_t small = 0;
     for (const size_t i : layers_) {
       for (const auto& one : model_.layers[i].parameters) {
+        const bool apart = job_.layout.ep > 1 && one.expert;
+        if (!is_reduced(one) || apart != experts) continue;
         const int64_t bytes = one.numel * model_.master_bytes;
-        if (!one.trains) continue;
         if (bytes < kInPlaceBytes) {
           small += bytes;
         } else {

@@ -88,6 +88,7 @@ class PlannedUnits {
   struct Flat {
     int64_t slot = 0;  // elements
     int64_t unsharded = 0;
+    int64_t replicas = 1;  // ranks that have the same shard
     bool trains = true;
   };
 

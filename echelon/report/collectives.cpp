@@ -169,12 +169,13 @@ with_ranges(const std::string& pattern, const std::vector<Range>& ranges) {
 std::string axis_name(const std::string& axis) {
   if (axis == "dp_replicate") return "dp";
   if (axis == "dp_shard") return "fsdp";
+  if (axis == "shard") return "fsdp with ep";
   return axis == "world" ? "all ranks" : axis;
 }
 
 int axis_order(const std::string& axis) {
-  constexpr std::array kOrder = {"tp", "cp",       "ep",
-                                 "pp", "dp_shard", "dp_replicate"};
+  constexpr std::array kOrder = {"tp",       "cp",    "ep",          "pp",
+                                 "dp_shard", "shard", "dp_replicate"};
   const auto* it = std::find(kOrder.begin(), kOrder.end(), axis);
   return axis == "world" ? 100 : static_cast<int>(it - kOrder.begin());
 }
@@ -184,6 +185,7 @@ const char* axis_meaning(const std::string& axis) {
   if (axis == "pp") return "stages of the pipeline";
   if (axis == "dp_replicate") return "replicas of the model";
   if (axis == "dp_shard") return "shards of the model's state";
+  if (axis == "shard") return "shards of all but the experts";
   if (axis == "world") return "figures of the step";
   return "";
 }

@@ -370,8 +370,8 @@ class StepSplit {
   // Other communication while nothing computes, from the innermost axis to the
   // outermost.
   void take_exposed(TimedParts& sum) {
-    constexpr std::array kOrder = {
-        "tp", "cp", "ep", "dp_shard", "dp_replicate"};
+    constexpr std::array kOrder = {"tp",       "cp",    "ep",
+                                   "dp_shard", "shard", "dp_replicate"};
     std::map<std::string, std::vector<Interval>> calls;
     for (const auto& piece : step_.pieces) {
       if (piece.span->kind != SpanKind::communication) continue;
@@ -401,6 +401,7 @@ class StepSplit {
 std::string name_of_axis(const std::string& axis) {
   if (axis == "dp_replicate") return "dp, not hidden";
   if (axis == "dp_shard") return "fsdp, not hidden";
+  if (axis == "shard") return "fsdp with ep, not hidden";
   if (axis == "world") return "figures of all ranks";
   return (axis.empty() ? "communication" : axis) + ", not hidden";
 }

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <utility>
 
+#include "echelon/architecture/language_model.h"
 #include "echelon/checkpoint/format/hashes.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
@@ -121,10 +122,16 @@ std::vector<Tensor> detail::sums_of_rows(const Tensor& tensor) {
 ReplicaCheck::ReplicaCheck(
     World& world, const MeshGroups& groups, const ParallelModel& model)
     : world_(world), model_(model) {
-  const std::vector<Axis> axes[kKinds] = {
+  std::vector<Axis> axes[kKinds] = {
       {Axis::dp_replicate},
       {Axis::dp_replicate, Axis::dp_shard, Axis::cp},
       {Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp}};
+  for (size_t kind = 0; kind < kOfExperts; ++kind) {
+    axes[kOfExperts + kind] = axes[kind];
+    // Where several ranks shard experts, those of ep shard all else too.
+    const bool sharded = kind == 0 && groups.expert_shard().size() > 1;
+    if (!sharded) axes[kind].push_back(Axis::ep);
+  }
   for (size_t kind = 0; kind < kKinds; ++kind) {
     for (int rank = 0; rank < world.size(); ++rank) {
       sets_[kind].push_back(groups.mesh().first_along(rank, axes[kind]));
@@ -138,8 +145,9 @@ bool ReplicaCheck::has_replicas() const {
 }
 
 size_t ReplicaCheck::kind_of(const LocalParameter& part) {
-  if (part.range) return 0;
-  return part.shard && !is_whole(part.shard->shard) ? 1 : 2;
+  const size_t first = expert_of(part.name) ? kOfExperts : 0;
+  if (part.range) return first;
+  return first + (part.shard && !is_whole(part.shard->shard) ? 1 : 2);
 }
 
 std::optional<std::string> ReplicaCheck::compare() const {

@@ -49,8 +49,10 @@ class ReplicaCheck {
 
  private:
   // By where copies of a parameter are: over dp_replicate alone, over all data-
-  // parallel ranks, and over tensor-parallel ranks too.
-  static constexpr size_t kKinds = 3;
+  // parallel ranks, and over tensor-parallel ranks too. Experts, of which the
+  // ranks of ep have different ones, have three kinds of their own.
+  static constexpr size_t kOfExperts = 3;  // the first of those
+  static constexpr size_t kKinds = 2 * kOfExperts;
   static size_t kind_of(const LocalParameter& part);
 
   std::string describe(size_t kind, const Divergence& found) const;

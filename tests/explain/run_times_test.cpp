@@ -61,6 +61,30 @@ TEST(LateRanks, RanksOfContextParallelismShardAndSumTogether) {
   }
 }
 
+// Ranks of ep shard and sum all but their experts together.
+TEST(LateRanks, RanksOfExpertsAreTogetherForAllElse) {
+  const Layout layout{.dp_shard = 2, .ep = 2};  // ranks 0 and 2 have the same
+  const auto waits = [&](const char* group) {
+    timeline::Timeline timeline;
+    for (int32_t rank = 0; rank < 4; ++rank) {
+      timeline.spans.push_back(call(rank, group, 10 * rank, 50));
+    }
+    return late_ranks(timeline, layout).waits;
+  };
+  for (const char* experts : {"dp_shard", "dp"}) {
+    const auto own = waits(experts);
+    EXPECT_EQ(own.size(), 2u) << experts;
+    EXPECT_EQ(own.at({0, 0}), (timeline::Intervals{{0, 20}})) << experts;
+    EXPECT_EQ(own.at({1, 0}), (timeline::Intervals{{10, 30}})) << experts;
+  }
+  for (const char* others : {"shard", "data"}) {
+    const auto own = waits(others);
+    EXPECT_EQ(own.size(), 3u) << others;
+    EXPECT_EQ(own.at({0, 0}), (timeline::Intervals{{0, 30}})) << others;
+    EXPECT_EQ(own.at({2, 0}), (timeline::Intervals{{20, 30}})) << others;
+  }
+}
+
 TEST(LateRanks, CallsOfOneNameAreToldByTheirOrder) {
   timeline::Timeline timeline;
   for (const int64_t begin : {0, 100}) {

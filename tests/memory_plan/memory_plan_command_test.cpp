@@ -106,6 +106,17 @@ class MeasuredPeak : public DryRun, public testing::WithParamInterface<Case> {
                        more, size + "intermediate_size = 384\n", "llama", 512,
                        8);
     }
+    if (one.model == "deepseek") {
+      return config(
+          more,
+          "layers = 3\nhidden_size = 256\nheads = 4\n"
+          "intermediate_size = 768\nquery_rank = 96\nkey_value_rank = 64\n"
+          "nope_size = 48\nrope_size = 16\nvalue_size = 48\n"
+          "dense_layers = 1\nexperts = 8\nexperts_per_token = 2\n"
+          "expert_groups = 4\ngroups_per_token = 2\nexpert_size = 256\n"
+          "shared_experts = 1\n",
+          "deepseek-v3");
+    }
     const std::string small = "layers = 4\nhidden_size = 256\nheads = 4\n";
     return one.model == "llama"
                ? config(more, small + "intermediate_size = 768\n", "llama")
@@ -195,6 +206,9 @@ std::vector<Case> more_cases() {
       {"pp_bf16", "[layout]\npp = 2\n", bf16, "bf16 gpt", 2, false},
       {"tp", "[layout]\ntp = 2\n", "", "gpt"},
       {"hybrid", "[layout]\ndp = 2\nfsdp = 2\n", "", "gpt", 4},
+      {"deepseek_tp", "[layout]\ntp = 2\nsequence_parallel = true\n", "",
+       "deepseek", 2, false},
+      {"deepseek_ep", "[layout]\nep = 2\n", "", "deepseek", 2, false},
       {"budget", cut, budget, "gpt", 2, false},
       {"offload", cut, offload, "gpt"}};
 }

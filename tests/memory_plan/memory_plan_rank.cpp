@@ -58,7 +58,7 @@ int64_t bytes_of_peers() {
 }
 
 Batch random_batch(const Job& job, const ModelSource& source) {
-  const int64_t samples = job.train.batch / job.layout.data_degree();
+  const int64_t samples = job.train.batch / job.layout.data_ranks();
   const auto shape = [&](const std::vector<int64_t>& of_sample) {
     std::vector<int64_t> whole = {samples};
     whole.insert(whole.end(), of_sample.begin(), of_sample.end());
@@ -92,7 +92,7 @@ void warm_up(
   job.model.intermediate_size = 64;
   job.model.vocab_size = 320;
   job.model.hidden = {32, 32};
-  job.train.batch = job.layout.data_degree() * 4;
+  job.train.batch = job.layout.data_ranks() * 4;
   const ModelSource source = model_source(job, sample);
   TrainingState state(job, {source, world, groups}, 10);
   train_steps(state, random_batch(job, source), 0, 2);

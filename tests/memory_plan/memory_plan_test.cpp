@@ -183,6 +183,35 @@ TEST(MemoryPlan, RanksOfContextParallelismHoldParametersLikeOthers) {
   like({.cp = 4}, {.dp_shard = 4}, ComputeDtype::bf16);
 }
 
+// Ranks of ep have different experts, and sum the gradients of all else.
+TEST(MemoryPlan, ExpertsAreSummedByTheRanksThatHaveThem) {
+  auto model = model_of(3);
+  model.layers[1].parameters = {
+      {.numel = 500, .decays = true},
+      {.numel = kNumel - 500, .decays = true, .expert = true}};
+  const auto summed = [&](const Layout& layout, bool flat,
+                          int64_t PlannedCalls::*figure) {
+    Job job;
+    job.layout = layout;
+    if (flat) job.precision.compute = ComputeDtype::bf16;
+    return sum_of(first_rank(model, job), "all_reduce", figure);
+  };
+  const auto bytes = [&](const Layout& layout) {
+    return summed(layout, false, &PlannedCalls::bytes);
+  };
+  EXPECT_EQ(bytes({.ep = 2}), 4 * (2 * kNumel + 500));
+  EXPECT_EQ(bytes({.dp_replicate = 2, .ep = 2}), 4 * 3 * kNumel);
+  EXPECT_EQ(bytes({.dp_replicate = 2}), 4 * 3 * kNumel);
+  // In flat buffers: one for the experts, one for the rest of each layer.
+  const auto flats = [&](const Layout& layout) {
+    return summed(layout, true, &PlannedCalls::count);
+  };
+  EXPECT_EQ(flats({.ep = 2}), 3);
+  EXPECT_EQ(flats({.dp_replicate = 2, .ep = 2}), 4);
+  EXPECT_EQ(flats({.dp_shard = 2, .ep = 2}), 0);
+  EXPECT_EQ(flats({.dp_replicate = 2, .dp_shard = 2, .ep = 2}), 4);
+}
+
 TEST(MemoryPlan, StageThreeGathersAheadAndFrees) {
   const auto model = model_of(8);
   Job job;

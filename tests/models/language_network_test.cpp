@@ -422,6 +422,21 @@ TEST_P(LanguageNetwork, WithDropoutEqualsOneRank) {
   }
 }
 
+// Dropout has a formula of its own for attention, which stores the scores.
+TEST(LanguageLayers, DropoutThatDropsNothingChangesNothing) {
+  for (const char* name : {"gpt", "llama", "mistral", "deepseek-v3"}) {
+    auto options = options_of(name);
+    options.dropout = 1e-14;
+    const auto inputs = make_inputs();
+    const auto network = build(options);
+    parity::give_parts(*network, 11);  // scores that are far from even
+    const Tensors given = {inputs.tokens, inputs.documents, inputs.keys};
+    const auto dropping = network->forward(given)[0];
+    network->eval();
+    parity::expect_tensor(name, network->forward(given)[0], dropping, 1e-10);
+  }
+}
+
 // Between any two layers the tuple carries all that the later ones need.
 TEST_P(LanguageNetwork, SlicesEqualTheWholeModel) {
   for (const char* name : {"gpt", "llama", "qwen3-moe", "deepseek-v3"}) {

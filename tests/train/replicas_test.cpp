@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/support/error_text.h"
+#include "tests/train/composition_cases.h"
 #include "tests/train/small_run.h"
 #include "tests/train/trained_runs.h"
 
@@ -114,33 +115,36 @@ TEST(ReplicaCheck, AFlippedBitNamesItsRankAndParameter) {
       });
 }
 
+// What the check finds when, after some steps, a bit flips on the last rank.
+std::string found_after_flip(
+    const Job& job, const std::string& name, const std::string& parameter) {
+  std::string text = "nothing";
+  on_ranks(job, [&](SmallRun& run) {
+    const ReplicaCheck check(run.world, run.groups, run.state.model());
+    run.train(0, 4);
+    EXPECT_EQ(check.compare().value_or("equal"), "equal") << name;
+    if (run.world.rank() + 1 == run.world.size()) flip(run, parameter);
+    const auto found = check.compare();
+    if (run.world.rank() == 0 && found) text = *found;
+  });
+  return text;
+}
+
 // No layout lets replicas drift apart, and each finds a bit that has flipped.
 TEST(ReplicaCheck, AllLayouts) {
   TempFolder folder;
-  const auto compare = [](const Job& job, const std::string& name,
-                          const std::string& parameter) {
-    std::string text = "nothing";
-    on_ranks(job, [&](SmallRun& run) {
-      const ReplicaCheck check(run.world, run.groups, run.state.model());
-      run.train(0, 4);
-      EXPECT_EQ(check.compare().value_or("equal"), "equal") << name;
-      if (run.world.rank() + 1 == run.world.size()) flip(run, parameter);
-      const auto found = check.compare();
-      if (run.world.rank() == 0 && found) text = *found;
-    });
-    return text;
-  };
   for (const Job& base : {small_mlp(), small_gpt(write_tokens(folder))}) {
     for (const auto& [name, job] : small_cases(base)) {
       SCOPED_TRACE(base.model.name + " " + name);
-      const std::string text = compare(job, name, "");
+      const std::string text = found_after_flip(job, name, "");
       if (job.layout.dp_replicate > 1) {
         EXPECT_THAT(text, HasSubstr("which should be the same, differ: "));
       }
     }
     Job job = base;
     job.layout = parse_layout("dp=3,pp=2");
-    EXPECT_THAT(compare(job, "dp=3,pp=2", ""), HasSubstr("of rank 5 differ"));
+    EXPECT_THAT(
+        found_after_flip(job, "dp=3,pp=2", ""), HasSubstr("of rank 5 differ"));
   }
   // What tensor-parallel ranks replicate.
   Job job = small_gpt(write_tokens(folder));
@@ -148,14 +152,46 @@ TEST(ReplicaCheck, AllLayouts) {
     job.layout = parse_layout("tp=3");
     job.tensor.sequence_parallel = sequence;
     EXPECT_THAT(
-        compare(job, "tp=3", "transformer.ln_f.weight"),
+        found_after_flip(job, "tp=3", "transformer.ln_f.weight"),
         HasSubstr("of rank 2 differ from those of ranks 0 and 1, which agree: "
                   "transformer.ln_f.weight"));
   }
   job.layout = parse_layout("dp=2,tp=2");
   EXPECT_THAT(
-      compare(job, "dp=2,tp=2", "transformer.ln_f.weight"),
+      found_after_flip(job, "dp=2,tp=2", "transformer.ln_f.weight"),
       HasSubstr("of rank 3 differ from those of ranks 0, 1 and 2"));
+}
+
+// Ranks of ep have different experts, and all else alike.
+TEST(ReplicaCheck, ExpertsSpreadOverRanks) {
+  TempFolder folder;
+  Job job = small_gpt(write_tokens(folder));
+  job.model = composition::mixture("mixtral");
+  job.model.dtype = ModelDtype::float64;
+  job.model.vocab_size = job.data.vocab_size;
+  job.train.batch = 12;
+  const std::string expert =
+      "model.layers.1.block_sparse_moe.experts.4.w1.weight";
+  const auto compare = [&](const char* layout, const std::string& parameter) {
+    job.layout = parse_layout(layout);
+    return found_after_flip(job, layout, parameter);
+  };
+  const auto norm = HasSubstr(
+      "of rank 2 differ from those of ranks 0 and 1, which agree: "
+      "model.norm.weight");
+  EXPECT_THAT(compare("ep=3", "model.norm.weight"), norm);
+  EXPECT_EQ(compare("ep=3", expert), "nothing");
+  EXPECT_THAT(
+      compare("dp=3,ep=2", expert),
+      HasSubstr(
+          "of rank 5 differ from those of ranks 1 and 3, which agree: " +
+          expert));
+  // In flat buffers: replicas of all of them, and shards.
+  job.memory.offload = Offload::parameters;
+  EXPECT_THAT(compare("ep=3", "model.norm.weight"), norm);
+  EXPECT_EQ(compare("ep=3", expert), "nothing");
+  job.memory.offload = Offload::none;
+  EXPECT_EQ(compare("fsdp=2,ep=2", ""), "nothing");
 }
 
 class Replicas : public TrainedRuns {};

@@ -29,8 +29,8 @@ namespace echelon {
 /// The experts that a rank of `group` has: an even share.
 IndexRange experts_of(int64_t experts, const Group& group);
 
-/// The way of one layer's rows in one pass. In a group of one rank rows are
-/// returned as they are.
+/// Sends one layer's rows to their experts, and back, in one pass. In a group
+/// of one rank it returns rows as they are.
 class Exchange {
  public:
   /// Every rank of the group makes one. Tells the others how many rows they

@@ -1,10 +1,12 @@
 // The router of a mixture of experts: which experts compute a token, with which
 // weights, and the losses that keep their load even.
 //
-//   const auto routing = route(router(x), {.experts = 8, .per_token = 2},
-//   batch); const Assignment sorted(routing.experts, 8); auto rows =
-//   sorted.spread(x);             // one for each choice, by expert … each
-//   expert computes its rows … y = sorted.collect(rows, routing.weights);
+//   const RoutingOptions options{.experts = 8, .per_token = 2};
+//   const auto routing = route(router(x), options, batch, is_training());
+//   const Assignment sorted(routing.experts, options.experts);
+//   auto rows = sorted.spread(x);  // one for each choice, by expert
+//   … each expert computes its rows …
+//   y = sorted.collect(rows, routing.weights);
 //
 // No token is dropped, however many choose one expert.
 //

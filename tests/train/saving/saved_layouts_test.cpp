@@ -16,6 +16,7 @@
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/layout/layout.h"
 #include "tests/support/places.h"
+#include "tests/train/composition_cases.h"
 #include "tests/train/saving/saved_run.h"
 
 namespace echelon::saved_layouts_test {
@@ -227,11 +228,13 @@ class EveryLayout {
   size_t pairs_ = 0;
 };
 
-void check(const std::string& model, const Job& base, const fs::path& folder) {
+void check(
+    const std::string& model, const Job& base, const fs::path& folder,
+    size_t least_layouts = 40, size_t least_kinds = 12) {
   EveryLayout every(layouts_of_table(model, base), folder);
   ASSERT_NO_FATAL_FAILURE(every.train());
-  EXPECT_GE(every.size(), 40);
-  EXPECT_GE(every.num_kinds(), 12);
+  EXPECT_GE(every.size(), least_layouts);
+  EXPECT_GE(every.num_kinds(), least_kinds);
   for (size_t to = 0; to < every.size(); ++to) {
     every.restore(to);
     if (testing::Test::HasFailure()) break;
@@ -275,6 +278,17 @@ TEST(SavedLayouts, OfMixtralRestoreEachOther) {
   base.model.experts = 5;
   base.model.experts_per_token = 2;
   check("mixtral", base, folder.path("mixtral"));
+}
+
+// Biases of experts, which move with the load of all ranks, are saved too.
+TEST(SavedLayouts, OfDeepseekRestoreEachOther) {
+  TempFolder folder;
+  Job base = small_gpt(write_tokens(folder));
+  base.train.batch = 24;
+  base.model = composition::deepseek();
+  base.model.dtype = ModelDtype::float64;
+  base.model.vocab_size = base.data.vocab_size;
+  check("deepseek-v3", base, folder.path("deepseek"), 25, 12);
 }
 
 TEST(SavedLayouts, OfSimpleCnnRestoreEachOther) {

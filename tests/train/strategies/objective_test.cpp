@@ -204,6 +204,22 @@ Result gradients_of(Job job) {
   return result;
 }
 
+// The losses of a mixture's router, behind the scores.
+TEST(NextToken, EachTargetCountsTheRoutersLossOfItsText) {
+  const auto objective = next_token(kWords, {}, /*every_target_counts=*/false);
+  const Batch batch = texts();
+  const auto scores = parity::random({6, kSequence, kWords}, 1);
+  const auto losses = parity::random({6}, 2);
+  double expected = objective->loss_sum({scores}, batch.targets).item<double>();
+  for (int64_t text = 0; text < 6; ++text) {
+    expected +=
+        static_cast<double>(kSequence - text) * losses[text].item<double>();
+  }
+  EXPECT_NEAR(
+      objective->loss_sum({scores, losses}, batch.targets).item<double>(),
+      expected, 1e-12);
+}
+
 TEST(NextToken, EveryTokenWeighsTheSameInAnyLayout) {
   Job one;
   const Result expected = gradients_of(one);
