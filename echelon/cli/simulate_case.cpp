@@ -16,6 +16,7 @@
 
 #include "echelon/cli/programs.h"
 #include "echelon/cluster/catalogue.h"
+#include "echelon/cost/context_way.h"
 #include "echelon/cost/framework.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/model_shape.h"
@@ -325,6 +326,8 @@ SimulateCase read_case(const SimulateArguments& arguments) {
   }
   read_strategy(flags, made.strategy);
   refuse_other_ranks(arguments, made);
+  made.strategy =
+      cost::with_context_way(made.model, made.strategy, made.cluster);
   read_options(flags, made);
   return made;
 }

@@ -89,4 +89,13 @@ ContextWayChoice choose_context_way(
   return choice;
 }
 
+Strategy with_context_way(
+    const ModelShape& model, Strategy strategy,
+    const cluster::Cluster& cluster) {
+  if (model.transformer) {
+    strategy.context = choose_context_way(model, strategy, cluster).options;
+  }
+  return strategy;
+}
+
 }  // namespace echelon::cost

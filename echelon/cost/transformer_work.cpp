@@ -153,8 +153,9 @@ class BlockBuilder {
         sizes_.hidden, shape_.biases);
     rotary(as_double((heads + kv_heads) * d));
     exchange_heads(heads, kv_heads, d, d);
-    exchange_keys(
-        heads, as_double(2 * std::max(kv_heads, sizes_.together) * d), 4 * d);
+    const int64_t kv = std::max(kv_heads, sizes_.together);
+    exchange_keys(heads, as_double(2 * kv * d), 4 * d);
+    if (cuts_attention()) merge_blocks(heads, kv, d);
     core(heads, d, d, as_double((2 * heads + 2 * kv_heads) * d));
     build_.linear(
         "attention output", sizes_.tokens, sizes_.hidden, heads * d,
@@ -184,6 +185,8 @@ class BlockBuilder {
     exchange_keys(
         heads, as_double(heads * (query_dim + latent.value_dim)),
         2 * (query_dim + latent.value_dim));
+    // Values are as wide as keys there.
+    if (cuts_attention()) merge_blocks(heads, heads, query_dim);
     core(
         heads, query_dim, latent.value_dim,
         as_double(2 * heads * (query_dim + latent.value_dim)));
@@ -197,6 +200,10 @@ class BlockBuilder {
     build_.stream(
         "rotary", as_double(sizes_.tokens) * width, fused ? 2 : 6,
         fused ? 2 : 6, fused ? 2 : 8, fused ? 2 : 8);
+  }
+
+  bool cuts_attention() const {
+    return framework_.context_ways && sizes_.cp > 1;
   }
 
   /// Context parallelism: neighbours exchange heads for tokens, queries, keys
@@ -301,12 +308,37 @@ class BlockBuilder {
     build_.product("values", many, sizes_.seq, value_dim, keys);
   }
 
+  /// What attention to blocks of keys moves beside the scores
+  /// (context_attention in parallel/context/): keys and values with a head for
+  /// each of queries, and results and gradients, which become elements of sums
+  /// and are added.
+  void merge_blocks(int64_t heads, int64_t kv_heads, int64_t head_dim) {
+    const int64_t blocks = sizes_.cp / sizes_.together;
+    // Other ranks' blocks have half of the rows or half of the columns: three
+    // quarters of either on average.
+    const double others = 0.75 * as_double(blocks - 1);
+    const double wide = build_.sum_bytes() / build_.element_bytes();
+    const double cast = wide > 1 ? 1 + wide : 0;
+    const double add = 3 * wide;  // two are read, one is written
+    const double share = as_double(kv_heads) / as_double(heads);
+    const bool grouped = kv_heads < heads;
+    const double repeat = grouped ? 1 + share : 0;
+    const double sum_repeated = grouped ? wide * (1 + share) : 0;
+    const double results = 2 * cast + others * (cast + add);
+    const double sums = share * (wide + add);  // wide: zeros
+    build_.stream(
+        "merge blocks", as_double(sizes_.tokens * heads * head_dim),
+        results + 2 + 2 * (1 + others) * repeat,
+        results + 2 * (1 + others) * (repeat + cast + sum_repeated + sums),
+        7 * blocks, 12 * blocks);
+  }
+
   /// Scores, their softmax, values.
   void core(int64_t heads, int64_t query_dim, int64_t value_dim, double width) {
     const int64_t keys = sizes_.seq * sizes_.cp;
     const double scores = as_double(sizes_.microbatch * heads) *
                           as_double(sizes_.seq) * as_double(keys);
-    if (framework_.context_ways && sizes_.cp > 1 && sizes_.masks) {
+    if (cuts_attention() && sizes_.masks) {
       masked_core(heads, query_dim, value_dim, scores);
       return;
     }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "echelon/cluster/local_cluster.h"
+#include "echelon/cost/context_way.h"
 #include "echelon/cost/strategy.h"
 #include "echelon/error.h"
 #include "echelon/explain/findings.h"
@@ -76,6 +77,8 @@ WhatIfStep WhatIf::simulated(const Settings& settings) const {
       .configured = run_.layers ? predict::configured_as_counted(
                                       *run_.layers, *run_.job, job)
                                 : predict::configured(job, facts)};
+  cost::Strategy& strategy = made.configured.strategy;
+  strategy = cost::with_context_way(made.configured.model, strategy, cluster_);
   if (base_ && !has_time_for(made.configured.strategy)) {
     ++left_out_;
     throw ConfigError("it would take too long to simulate");

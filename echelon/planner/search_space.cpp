@@ -6,6 +6,8 @@
 #include "echelon/planner/search_space.h"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "echelon/cost/context_way.h"
 #include "echelon/cost/step_estimate.h"
@@ -148,9 +150,14 @@ class Lister {
 
   void choose_context(cost::Strategy& strategy) {
     if (layout_.cp == 1 || job_.framework != "echelon") return;
-    const cost::Strategy open = cost::with_microbatch(strategy, 1);
-    strategy.context =
-        cost::choose_context_way(job_.model, open, job_.cluster).options;
+    const std::tuple key(layout_.tp, layout_.cp, strategy.layout.order);
+    const auto [at, is_new] = contexts_.try_emplace(key);
+    if (is_new) {
+      const cost::Strategy open = cost::with_microbatch(strategy, 1);
+      at->second =
+          cost::choose_context_way(job_.model, open, job_.cluster).options;
+    }
+    strategy.context = at->second;
   }
 
   void sequence_parallel(cost::Strategy strategy) {
@@ -222,6 +229,9 @@ class Lister {
   Layout layout_;
   VariantLists variants_;
   std::vector<cost::Strategy> groups_;
+  /// By tp, cp and the order of the axes, which say where the ranks of cp are.
+  std::map<std::tuple<int64_t, int64_t, AxisOrder>, ContextParallelOptions>
+      contexts_;
 };
 
 std::vector<cost::Strategy> with_schedules(

@@ -76,11 +76,8 @@ report::StepPrediction prediction_of(
 
 report::StepPrediction
 predict_step(const Configured& what, const cluster::Cluster& cluster) {
-  cost::Strategy strategy = what.strategy;
-  if (what.model.transformer) {
-    strategy.context =
-        cost::choose_context_way(what.model, strategy, cluster).options;
-  }
+  const cost::Strategy strategy =
+      cost::with_context_way(what.model, what.strategy, cluster);
   // At least one pipeline; other ranks do much the same.
   const Layout& layout = strategy.layout;
   const int64_t ranks = std::clamp<int64_t>(layout.pp, kFewRanks, kMostRanks);

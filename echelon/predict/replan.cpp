@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "echelon/cluster/local_machine.h"
+#include "echelon/cost/context_way.h"
 #include "echelon/cost/step_estimate.h"
 #include "echelon/error.h"
 #include "echelon/job/resize.h"
@@ -60,6 +61,8 @@ std::optional<Candidate> estimate(
   try {
     Candidate made{.job = std::move(job), .what = {}, .step = {}};
     made.what = configured(made.job, facts);
+    made.what.strategy =
+        cost::with_context_way(made.what.model, made.what.strategy, cluster);
     made.step =
         cost::estimate_step(made.what.model, made.what.strategy, cluster);
     return made;

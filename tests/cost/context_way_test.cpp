@@ -8,6 +8,7 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/collective_time.h"
 #include "echelon/cost/framework.h"
+#include "echelon/cost/layer_work.h"
 #include "echelon/cost/memory_estimate.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/step_estimate.h"
@@ -99,6 +100,32 @@ TEST(ContextWay, ScoresThatAreMaskedTakeLongerAndMoreMemory) {
   EXPECT_GT(working(masked), working(cut(8, {ContextWay::ring})));
 }
 
+// In elements of a rank's results: those of another block are three quarters.
+// Each is added to a sum, which takes two reads and a write, and the sum is
+// written once more in the order of the tokens. In 16 bits, sums have 32.
+TEST(ContextWay, ResultsOfBlocksAreMerged) {
+  const ModelShape model = find_model("gpt2");
+  const auto moved = [&](const Strategy& strategy) {
+    const Framework& framework = find_framework(strategy.framework);
+    const LayerWork block = layer_work(model, strategy, framework).at(1);
+    double bytes = 0;
+    for (const Operation& one : block.forward) {
+      if (one.name == "merge blocks") bytes += one.bytes;
+    }
+    return bytes;
+  };
+  Strategy two = cut(2, {ContextWay::ring});
+  const double results = 32768.0 / 2 * 768;
+  EXPECT_DOUBLE_EQ(moved(two), 2 * results * (3 + 0.75 * (3 + 6) + 3 + 2));
+  two.precision = cluster::Precision::fp32;
+  EXPECT_DOUBLE_EQ(moved(two), 4 * results * (0.75 * 3 + 2));
+  two.context.way = ContextWay::ulysses;  // one block
+  EXPECT_DOUBLE_EQ(moved(two), 4 * results * 2);
+  EXPECT_EQ(moved(cut(1)), 0);
+  two.framework = "megatron-core";
+  EXPECT_EQ(moved(two), 0);
+}
+
 TEST(ContextWay, MemoryFallsWithTheRanks) {
   const auto activations = [&](int64_t cp, ContextWay way) {
     const auto step = step_of(cut(cp, {way}));
@@ -135,11 +162,17 @@ TEST(ContextWay, ChoosesTheFastestOfThoseThatFitTheHeads) {
     }
     return choice;
   };
-  const auto long_ones = chosen(cut(8));
-  EXPECT_EQ(long_ones.options.way, ContextWay::ring);
-  EXPECT_THAT(long_ones.why, StartsWith("ring: "));
-  EXPECT_THAT(long_ones.why, HasSubstr("32,768 tokens"));
-  EXPECT_THAT(long_ones.why, HasSubstr("; all_gather "));
+  const auto in_a_node = chosen(cut(8));
+  EXPECT_EQ(in_a_node.options.way, ContextWay::ulysses);
+  EXPECT_THAT(in_a_node.why, StartsWith("ulysses: "));
+  EXPECT_THAT(in_a_node.why, HasSubstr("32,768 tokens"));
+  EXPECT_THAT(in_a_node.why, HasSubstr("; ring "));
+  Strategy across = cut(8);
+  across.layout.tp = 8;  // 4 heads
+  const auto across_nodes = chosen(across);
+  EXPECT_EQ(across_nodes.options.way, ContextWay::ring);
+  EXPECT_THAT(across_nodes.why, StartsWith("ring: "));
+  EXPECT_THAT(across_nodes.why, HasSubstr("; all_gather "));
   Strategy brief = cut(8);
   brief.seq_len = 2048;
   EXPECT_NE(chosen(brief).options.way, ContextWay::automatic);

@@ -9,11 +9,12 @@ namespace echelon::context_training_test {
 
 class ContextTraining : public TrainedRuns {
  protected:
-  timeline::MetricsFile
-  metrics(const Layout& layout, ContextWay way, const std::string& name) {
+  timeline::MetricsFile metrics(
+      const Layout& layout, const ContextParallelOptions& context,
+      const std::string& name) {
     Job job = small_gpt(tokens_);
     job.layout = layout;
-    job.context.way = way;
+    job.context = context;
     return timeline::read_metrics(run(job, name) / "metrics.jsonl");
   }
 
@@ -26,13 +27,14 @@ double samples_of(const timeline::StepMetrics& step) {
 
 // Each rank has losses of its own tokens, and parts of the same samples.
 TEST_F(ContextTraining, LogsWhatOneDeviceLogs) {
-  const auto one = metrics({}, ContextWay::ring, "one");
+  const auto one = metrics({}, {}, "one");
   ASSERT_EQ(one.steps.size(), 8u);
   ASSERT_FALSE(one.evaluations.empty());
-  const auto expect_same = [&](const char* text, ContextWay way) {
-    const std::string name = std::string(text) + " " + to_string(way);
+  const auto expect_same = [&](const char* text,
+                               const ContextParallelOptions& context) {
+    const std::string name = std::string(text) + " " + to_string(context.way);
     SCOPED_TRACE(name);
-    const auto cut = metrics(parse_layout(text), way, name);
+    const auto cut = metrics(parse_layout(text), context, name);
     ASSERT_EQ(cut.steps.size(), one.steps.size());
     for (size_t i = 0; i < one.steps.size(); ++i) {
       const auto& step = cut.steps[i];
@@ -48,11 +50,13 @@ TEST_F(ContextTraining, LogsWhatOneDeviceLogs) {
     EXPECT_EQ(last.accuracy, expected.accuracy);
   };
   for (const auto way :
-       {ContextWay::ring, ContextWay::all_gather, ContextWay::ulysses}) {
-    expect_same("cp=3", way);
+       {ContextWay::automatic, ContextWay::ring, ContextWay::all_gather,
+        ContextWay::ulysses}) {
+    expect_same("cp=3", {way});
   }
+  expect_same("cp=4", {ContextWay::ulysses_ring, 2});
   for (const char* layout : {"dp=2,cp=2", "fsdp=2,cp=2", "pp=2,cp=2"}) {
-    expect_same(layout, ContextWay::ring);
+    expect_same(layout, {ContextWay::ring});
   }
 }
 
