@@ -113,11 +113,10 @@ class Loop {
     double learning_rate = 0;
     double started = 0;  // seconds()
     double data_seconds = 0;
-    double communication_seconds = 0;  // on CPUs
-    timeline::Recorder::Parts parts;
-    std::vector<timeline::Phase> phases;  // rank 0
-    int64_t saver_phase = 0;              // when the saver's news were given
-    HostCopy numbers;  // sum_over_ranks()'s, update_on_device()'s
+    double communication_seconds = 0;              // on CPUs
+    std::vector<timeline::Recorder::Pass> passes;  // rank 0
+    int64_t saver_phase = 0;  // when the saver's news were given
+    HostCopy numbers;         // sum_over_ranks()'s, update_on_device()'s
   };
 
   // A step that was not finite, from which training goes back.
@@ -618,18 +617,9 @@ bool Loop::one_step() {
       step_ == 0;
   if (saver_) saver_->before_update();
   const bool by_layer = logged && job_.train.layer_norms;
-  const double summed = seconds();
   const auto update = state_->update_on_device(
       step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr,
       must_skip(sums, world_.size()));
-  std::vector<timeline::Phase> phases;
-  if (is_rank_zero()) phases.push_back(phase("data", started, loaded));
-  // On a device, the host only queues the others.
-  if (is_rank_zero() && world_.device().is_cpu()) {
-    phases.push_back(phase("forward and backward", loaded, computed));
-    phases.push_back(phase("sum over ranks", computed, summed));
-    phases.push_back(phase("update", summed, seconds()));
-  }
   ++step_;
   position_ = position;
   queued_.emplace(Queued{
@@ -641,8 +631,7 @@ bool Loop::one_step() {
       .started = started,
       .data_seconds = loaded - started,
       .communication_seconds = waited_seconds() - waited,
-      .parts = recorder_->take_parts(),
-      .phases = std::move(phases),
+      .passes = recorder_->take_passes(),
       .saver_phase = saver_phase,
       .numbers = HostCopy({sums, update})});
   if (world_.device().is_cpu()) settle();
@@ -743,10 +732,19 @@ void Loop::record(
   metrics.loss = sums.bad_rank < 0 ? sums.loss_sum / sums.count : NAN;
   metrics.step_seconds = settled_ - began;
   metrics.data_seconds = queued.data_seconds;
-  if (const auto parts = recorder_->seconds_of(queued.parts)) {
-    metrics.forward_seconds = parts->forward;
-    metrics.backward_seconds = parts->backward;
-    metrics.update_seconds = parts->update;
+  const timeline::Phase whole = phase("step", began, settled_);
+  std::vector<timeline::Phase> phases = {
+      phase("data", queued.started, queued.started + queued.data_seconds)};
+  const auto add_part = [&](const char* name, const timeline::StepPart& part) {
+    if (part.end_ns > 0) {
+      phases.push_back({name, part.begin_ns, part.end_ns, part.seconds});
+    }
+    return part.seconds;
+  };
+  if (const auto parts = recorder_->parts_of(queued.passes, whole.end_ns)) {
+    metrics.forward_seconds = add_part("forward", parts->forward);
+    metrics.backward_seconds = add_part("backward", parts->backward);
+    metrics.update_seconds = add_part("update", parts->update);
   }
   // On a device, the host does not wait for what it queues.
   if (world_.device().is_cpu() && world_.size() > 1) {
@@ -775,7 +773,7 @@ void Loop::record(
     metrics.layer_grad_norms.emplace_back(layers_[i], update.layer_norms[i]);
   }
   if (sums.slowest_rank >= 0) metrics.slowest_rank = sums.slowest_rank;
-  log_.add(metrics, sums, phase("step", began, settled_), queued.phases);
+  log_.add(metrics, sums, whole, phases);
 }
 
 void Loop::record_last() noexcept {
