@@ -66,13 +66,19 @@ int64_t EventTimer::mark() {
   return place;
 }
 
-int64_t EventTimer::take_ns(int64_t begin, int64_t end) {
+std::vector<int64_t> EventTimer::take_ns(const std::vector<int64_t>& marks) {
   const std::lock_guard lock(mutex_);
-  const c10::Event& first = events_.at(static_cast<size_t>(begin));
-  const c10::Event& last = events_.at(static_cast<size_t>(end));
-  last.synchronize();
-  spare_.insert(spare_.end(), {begin, end});
-  return std::llround(first.elapsedTime(last) * 1e6);
+  const auto event = [&](int64_t mark) -> const c10::Event& {
+    return events_.at(static_cast<size_t>(mark));
+  };
+  event(marks.back()).synchronize();
+  std::vector<int64_t> times;
+  for (const int64_t mark : marks) {
+    const double milliseconds = event(marks.front()).elapsedTime(event(mark));
+    times.push_back(std::llround(milliseconds * 1e6));
+  }
+  spare_.insert(spare_.end(), marks.begin(), marks.end());
+  return times;
 }
 
 }  // namespace echelon::profiling

@@ -44,15 +44,15 @@ class EventClock : public timeline::DeviceClock {
 };
 
 /// A mark is an event with a time, which is used again once it has been read:
-/// two events a stretch, whatever the length of the run. A stretch is measured
-/// by itself, since a device's times are of 32 bits: far from an origin they
-/// would be coarse.
+/// a run needs as many as two steps have, whatever its length. Times are
+/// measured from the first mark that is read with them, since a device's times
+/// are of 32 bits: far from an origin they would be coarse.
 class EventTimer : public timeline::DeviceTimer {
  public:
   explicit EventTimer(c10::DeviceType type) : guard_(type) {}
 
   int64_t mark() override;
-  int64_t take_ns(int64_t begin, int64_t end) override;
+  std::vector<int64_t> take_ns(const std::vector<int64_t>& marks) override;
 
  private:
   const c10::impl::VirtualGuardImpl guard_;

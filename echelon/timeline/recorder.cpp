@@ -24,7 +24,7 @@ Recorder::Recorder(
 void Recorder::begin_step(int64_t step) {
   std::lock_guard lock(mutex_);
   step_ = step;
-  parts_.all.clear();
+  passes_.clear();
   if (records() && make_clock_ && !clock_) clock_ = make_clock_();
 }
 
@@ -107,38 +107,55 @@ void Recorder::time_parts(
   waited_ns_ = std::move(waited_ns);
 }
 
-std::optional<int64_t> Recorder::part_moment(SpanKind kind) {
+std::optional<Recorder::Pass> Recorder::begin_pass(SpanKind kind) {
   if (kind != SpanKind::forward && kind != SpanKind::backward &&
       kind != SpanKind::optimizer) {
     return std::nullopt;
   }
   std::lock_guard lock(mutex_);
   if (!times_parts_) return std::nullopt;
-  return timer_ ? timer_->mark() : steady_now_ns() - waited_ns_();
+  if (timer_) return Pass{.kind = kind, .begin = timer_->mark()};
+  return Pass{
+      .kind = kind, .begin = steady_now_ns(), .waited_ns = -waited_ns_()};
 }
 
-void Recorder::add_part(Parts::One part) {
+void Recorder::end_pass(Pass pass) {
   std::lock_guard lock(mutex_);
-  parts_.all.push_back(part);
+  pass.end = timer_ ? timer_->mark() : steady_now_ns();
+  if (!timer_) pass.waited_ns += waited_ns_();
+  passes_.push_back(pass);
 }
 
-Recorder::Parts Recorder::take_parts() {
+std::vector<Recorder::Pass> Recorder::take_passes() {
   std::lock_guard lock(mutex_);
-  return std::exchange(parts_, {});
+  return std::exchange(passes_, {});
 }
 
-std::optional<PartSeconds> Recorder::seconds_of(const Parts& parts) {
+std::optional<StepParts>
+Recorder::parts_of(const std::vector<Pass>& passes, int64_t ended_ns) {
   std::lock_guard lock(mutex_);
-  if (parts.all.empty()) return std::nullopt;
-  PartSeconds sums;
-  for (const auto& [kind, begin, end] : parts.all) {
-    double& sum = kind == SpanKind::forward    ? sums.forward
-                  : kind == SpanKind::backward ? sums.backward
-                                               : sums.update;
-    const int64_t ns = timer_ ? timer_->take_ns(begin, end) : end - begin;
-    sum += static_cast<double>(ns) * 1e-9;
+  if (passes.empty()) return std::nullopt;
+  std::vector<int64_t> times;
+  for (const Pass& pass : passes) {
+    times.insert(times.end(), {pass.begin, pass.end});
   }
-  return sums;
+  if (timer_) {
+    times = timer_->take_ns(times);
+    const int64_t first_ns = ended_ns - times.back();
+    for (int64_t& time : times) time += first_ns;
+  }
+  StepParts parts;
+  for (size_t i = 0; i < passes.size(); ++i) {
+    const auto& [kind, begin, end, waited_ns] = passes[i];
+    StepPart& part = kind == SpanKind::forward    ? parts.forward
+                     : kind == SpanKind::backward ? parts.backward
+                                                  : parts.update;
+    const int64_t begin_ns = times[2 * i], end_ns = times[2 * i + 1];
+    if (part.end_ns == 0) part.begin_ns = begin_ns;
+    part.end_ns = end_ns;
+    part.seconds += static_cast<double>(end_ns - begin_ns - waited_ns) * 1e-9;
+  }
+  return parts;
 }
 
 void Recorder::also_record(int64_t step) {
@@ -174,7 +191,7 @@ ScopedSpan::ScopedSpan(
     : recorder_(recorder) {
   if (recorder_ == nullptr) return;
   records_ = recorder_->active();
-  part_ = recorder_->part_moment(kind);
+  pass_ = recorder_->begin_pass(kind);
   span_.kind = kind;
   if (!records_) return;
   span_.track = std::move(track);
@@ -185,10 +202,7 @@ ScopedSpan::ScopedSpan(
 ScopedSpan::~ScopedSpan() {
   if (recorder_ == nullptr) return;
   try {
-    if (part_) {
-      recorder_->add_part(
-          {span_.kind, *part_, *recorder_->part_moment(span_.kind)});
-    }
+    if (pass_) recorder_->end_pass(*pass_);
     if (records_) recorder_->add(std::move(span_), begin_, recorder_->now());
   } catch (const std::exception&) {
     // A device that has failed takes no marks. Its error is on its way.

@@ -36,16 +36,23 @@ class DeviceTimer {
   virtual ~DeviceTimer() = default;
   /// Marks what the current stream has been given so far.
   virtual int64_t mark() = 0;
-  /// From one mark to a later one, in nanoseconds. Waits for the second. Both
-  /// marks may stand for others afterwards.
-  virtual int64_t take_ns(int64_t begin, int64_t end) = 0;
+  /// When the stream came to each of these marks, the oldest first, in
+  /// nanoseconds after the first of them. Waits for the last. The marks may
+  /// stand for others afterwards.
+  virtual std::vector<int64_t> take_ns(const std::vector<int64_t>& marks) = 0;
 };
 
-/// How long the parts of a step took.
-struct PartSeconds {
-  double forward = 0;
-  double backward = 0;
-  double update = 0;
+/// A part of a step, such as the forward passes of all microbatches.
+struct StepPart {
+  /// Without waits for other ranks, and without what came between two passes.
+  double seconds = 0;
+  /// When the first pass began and the last one ended, by steady_now_ns(); 0:
+  /// there was none.
+  int64_t begin_ns = 0, end_ns = 0;
+};
+
+struct StepParts {
+  StepPart forward, backward, update;
 };
 
 /// A moment of the host, or of a device, which is known later.
@@ -99,23 +106,23 @@ class Recorder {
   ///              none of a part's time; not called with a timer
   void time_parts(
       std::unique_ptr<DeviceTimer> timer, std::function<int64_t()> waited_ns);
-  /// The parts of the step that begin_step() began, once it has been given to
+  /// The passes of the step that begin_step() began, once it has been given to
   /// the device.
-  struct Parts {
-    struct One {
-      SpanKind kind = SpanKind::other;
-      int64_t begin = 0, end = 0;  // marks, or nanoseconds
-    };
-    std::vector<One> all;
+  struct Pass {
+    SpanKind kind = SpanKind::other;
+    int64_t begin = 0, end = 0;  // marks, or nanoseconds
+    int64_t waited_ns = 0;
   };
-  Parts take_parts();
-  /// Nothing where parts are not timed. Waits for the device.
-  std::optional<PartSeconds> seconds_of(const Parts& parts);
+  std::vector<Pass> take_passes();
+  /// The parts that these passes are, or nothing where there is none. Waits for
+  /// the device, whose last pass is taken to have ended at `ended_ns`.
+  std::optional<StepParts>
+  parts_of(const std::vector<Pass>& passes, int64_t ended_ns);
 
  private:
   friend class ScopedSpan;
-  std::optional<int64_t> part_moment(SpanKind kind);
-  void add_part(Parts::One part);
+  std::optional<Pass> begin_pass(SpanKind kind);
+  void end_pass(Pass pass);
   struct Recorded {
     Span span;
     Moment begin, end;
@@ -145,7 +152,7 @@ class Recorder {
   bool times_parts_ = false;
   std::unique_ptr<DeviceTimer> timer_;
   std::function<int64_t()> waited_ns_;
-  Parts parts_;
+  std::vector<Pass> passes_;
 };
 
 /// Records, or times a part of a step, from construction to destruction; a null
@@ -163,7 +170,7 @@ class ScopedSpan {
   bool records_ = false;
   Span span_;
   Moment begin_;
-  std::optional<int64_t> part_;  // its begin
+  std::optional<Recorder::Pass> pass_;
 };
 
 }  // namespace echelon::timeline

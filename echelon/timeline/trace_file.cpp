@@ -71,6 +71,8 @@ std::string attributes_of(const StepMetrics& step) {
   put_attribute(list, "echelon.epoch", step.epoch);
   put_attribute(list, "echelon.loss", step.loss);
   put_attribute(list, "echelon.step_seconds", step.step_seconds);
+  put_attribute(
+      list, "echelon.communication_seconds", step.communication_seconds);
   put_attribute(list, "echelon.samples_per_second", step.samples_per_second);
   put_attribute(list, "echelon.tokens_per_second", step.tokens_per_second);
   put_attribute(list, "echelon.learning_rate", step.learning_rate);
@@ -133,13 +135,16 @@ void TraceFile::append(
 }
 
 void TraceFile::append(const Phase& phase, const Attributes& attributes) {
+  std::string list = list_of(attributes);
+  put_attribute(list, "echelon.seconds", phase.seconds);
   const std::string rest =
-      attributes.empty() ? ""
-                         : format(R"(,"attributes":[{}])", list_of(attributes));
+      list.empty() ? "" : format(R"(,"attributes":[{}])", list);
   const std::string span = new_id(kSpanIdBytes);
   if (step_) {
     add_span(step_->trace, span, step_->span, phase, rest);
-    step_->time.end_ns = std::max(step_->time.end_ns, phase.end_ns);
+    Phase& all = step_->time;
+    all.begin_ns = std::min(all.begin_ns, phase.begin_ns);
+    all.end_ns = std::max(all.end_ns, phase.end_ns);
   } else {
     add_span(new_id(kTraceIdBytes), span, "", phase, rest);
   }

@@ -5,7 +5,8 @@
 // A step is a trace. Its root span, "step", has the step's figures as
 // attributes; its children are what the step was made of, and the evaluation
 // and the checkpoint that followed it. The root lasts as long as all of them,
-// and echelon.step_seconds says how long the step alone took.
+// and echelon.step_seconds says how long the step alone took. Passes of several
+// microbatches are one child, from the first to the last of them.
 //
 // Traces tell what was done: a step that was undone, and done again later, is
 // there twice.
@@ -38,6 +39,8 @@ struct Phase {
   std::string name;
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
+  /// How much of it the phase took; absent: all.
+  std::optional<double> seconds;
 };
 
 /// One process writes, and adds to what is there. Functions that write throw

@@ -18,45 +18,33 @@ int64_t sum_of_samples(const std::vector<int64_t>& samples) {
   return std::accumulate(samples.begin(), samples.end(), int64_t{0});
 }
 
-}  // namespace
-
-double mean_without_largest(const std::vector<double>& seconds) {
-  const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
-  const auto count = static_cast<double>(seconds.size());
-  if (seconds.size() < 3) return sum / count;
-  return (sum - std::ranges::max(seconds)) / (count - 1);
+std::vector<int64_t> data_indices(const Mesh& mesh) {
+  std::vector<int64_t> indices;
+  for (int64_t rank = 0; rank < mesh.size(); ++rank) {
+    indices.push_back(mesh.data_index(rank));
+  }
+  return indices;
 }
+
+}  // namespace
 
 BatchDivision::BatchDivision(
     const Mesh& mesh, std::vector<int64_t> samples, int64_t unit, int64_t every)
-    : samples_(std::move(samples)), unit_(unit), every_(every) {
+    : samples_(std::move(samples)),
+      unit_(unit),
+      every_(every),
+      times_(data_indices(mesh), samples_.size()) {
   ECHELON_CHECK(
       static_cast<int64_t>(samples_.size()) == mesh.layout().data_ranks(),
       "a share of the batch for each data-parallel rank");
-  for (int64_t rank = 0; rank < mesh.size(); ++rank) {
-    data_index_.push_back(mesh.data_index(rank));
-  }
-  work_.resize(samples_.size());
 }
 
 std::optional<timeline::Rebalance>
 BatchDivision::after_step(int64_t step, const std::vector<double>& work) {
-  if (unusual_ > 0) {
-    --unusual_;
-    return std::nullopt;
-  }
-  std::vector<double> slowest(samples_.size(), 0);
-  for (size_t rank = 0; rank < work.size(); ++rank) {
-    double& seconds = slowest.at(static_cast<size_t>(data_index_.at(rank)));
-    seconds = std::max(seconds, work[rank]);
-  }
-  for (size_t i = 0; i < slowest.size(); ++i) work_[i].push_back(slowest[i]);
-  if (static_cast<int64_t>(work_[0].size()) < every_) return std::nullopt;
-
-  timeline::Rebalance change{.step = step, .before = samples_};
-  for (auto& steps : work_) {
-    change.seconds.push_back(mean_without_largest(std::exchange(steps, {})));
-  }
+  const auto times = times_.after_step(work, every_);
+  if (!times) return std::nullopt;
+  timeline::Rebalance change{
+      .step = step, .before = samples_, .seconds = *times};
   std::vector<double> speeds;
   for (size_t i = 0; i < samples_.size(); ++i) {
     // Nobody works for no time.
@@ -69,13 +57,8 @@ BatchDivision::after_step(int64_t step, const std::vector<double>& work) {
     return std::nullopt;
   }
   samples_ = change.after;
-  unusual_ = kUnusualSteps;
+  measure_anew();
   return change;
-}
-
-void BatchDivision::measure_anew() {
-  unusual_ = kUnusualSteps;
-  for (auto& steps : work_) steps.clear();
 }
 
 bool BatchDivision::resume(const std::vector<int64_t>& samples) {

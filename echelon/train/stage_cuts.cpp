@@ -1,11 +1,9 @@
 #include "echelon/train/stage_cuts.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/train/batch_division.h"
 
 namespace echelon {
 namespace {
@@ -18,6 +16,15 @@ std::vector<int64_t> layers_of(const std::vector<size_t>& boundaries) {
   return layers;
 }
 
+// Of each rank of the world in its pipeline.
+std::vector<int64_t> pipeline_ranks(const Mesh& mesh) {
+  std::vector<int64_t> ranks;
+  for (int64_t rank = 0; rank < mesh.size(); ++rank) {
+    ranks.push_back(mesh.coordinate(rank, Axis::pp));
+  }
+  return ranks;
+}
+
 }  // namespace
 
 StageCuts::StageCuts(
@@ -26,11 +33,7 @@ StageCuts::StageCuts(
       num_ranks_(static_cast<size_t>(schedule.num_ranks())),
       work_(std::move(work)),
       every_(every),
-      seconds_(num_ranks_) {
-  for (int64_t rank = 0; rank < mesh.size(); ++rank) {
-    place_.push_back(mesh.coordinate(rank, Axis::pp));
-  }
-}
+      times_(pipeline_ranks(mesh), num_ranks_) {}
 
 std::vector<double>
 StageCuts::work_of_ranks(const std::vector<size_t>& cut) const {
@@ -47,26 +50,13 @@ StageCuts::work_of_ranks(const std::vector<size_t>& cut) const {
 std::optional<timeline::Rebalance> StageCuts::after_step(
     int64_t step, const std::vector<double>& seconds, int64_t steps_left,
     double cost) {
-  if (unusual_ > 0) {
-    --unusual_;
-    return std::nullopt;
-  }
-  std::vector<double> slowest(num_ranks_, 0);
-  for (size_t rank = 0; rank < seconds.size(); ++rank) {
-    double& most = slowest.at(static_cast<size_t>(place_.at(rank)));
-    most = std::max(most, seconds[rank]);
-  }
-  for (size_t i = 0; i < num_ranks_; ++i) seconds_[i].push_back(slowest[i]);
-  if (static_cast<int64_t>(seconds_[0].size()) < every_ * patience_) {
-    return std::nullopt;
-  }
+  const auto times = times_.after_step(seconds, every_ * patience_);
+  if (!times) return std::nullopt;
   timeline::Rebalance change{
       .step = step,
       .before = layers_of(work_.boundaries),
+      .seconds = *times,
       .of = timeline::Divided::layers};
-  for (auto& steps : seconds_) {
-    change.seconds.push_back(mean_without_largest(std::exchange(steps, {})));
-  }
   if (std::ranges::min(change.seconds) <= 0) return std::nullopt;
   if (const double before = std::exchange(slowest_, 0); before > 0) {
     const bool brought = change.slowest_before() <= (1 - kLeastGain) * before;
@@ -108,11 +98,6 @@ void StageCuts::changed() {
   slowest_ = asked_;
   work_.boundaries = next_;
   measure_anew();
-}
-
-void StageCuts::measure_anew() {
-  unusual_ = kUnusualSteps;
-  for (auto& steps : seconds_) steps.clear();
 }
 
 }  // namespace echelon

@@ -11,6 +11,7 @@
 #include "echelon/layout/partition.h"
 #include "echelon/schedule/schedule.h"
 #include "echelon/timeline/rebalance.h"
+#include "echelon/train/work_times.h"
 
 namespace echelon {
 
@@ -42,7 +43,6 @@ class StageCuts {
  public:
   static constexpr double kLeastGain = 0.05;    // of what the slowest works
   static constexpr double kRepaySeconds = 600;  // as for hosts that come
-  static constexpr int64_t kUnusualSteps = 2;
 
   ///   every  steps that are measured before a decision, 1 or more
   StageCuts(
@@ -64,7 +64,7 @@ class StageCuts {
   /// The cut that after_step() has returned is in use.
   void changed();
   /// What was measured so far is of no use: the batch was divided anew.
-  void measure_anew();
+  void measure_anew() { times_.measure_anew(); }
 
   /// Of the change that after_step() returned last.
   const std::vector<size_t>& boundaries() const { return next_; }
@@ -72,15 +72,13 @@ class StageCuts {
  private:
   std::vector<double> work_of_ranks(const std::vector<size_t>& cut) const;
 
-  std::vector<int64_t> place_;  // in its pipeline, by rank of the world
   std::vector<int32_t> rank_of_stage_;
   size_t num_ranks_;  // of a pipeline
   StageWork work_;
   std::vector<size_t> next_;
   int64_t every_;
-  int64_t patience_ = 1;                      // times `every_`
-  int64_t unusual_ = kUnusualSteps;           // steps that are still left out
-  std::vector<std::vector<double>> seconds_;  // by pipeline rank, step
+  WorkTimes times_;       // by pipeline rank
+  int64_t patience_ = 1;  // times `every_`
   double asked_ = 0;    // how long the slowest worked, before the last proposal
   double slowest_ = 0;  // the same of a change that has not been judged yet; 0:
                         // there is none

@@ -10,7 +10,6 @@
 
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
-#include "echelon/timeline/recorder.h"
 
 namespace echelon {
 namespace {
@@ -33,9 +32,11 @@ bool is_shown(int64_t rank, const Mesh& mesh) {
 }
 
 StepShots::StepShots(
-    const World& world, const Mesh& mesh, std::filesystem::path folder,
-    double seconds)
-    : several_hosts_(world.local_size() != world.size()),
+    const World& world, const Mesh& mesh, timeline::Recorder& recorder,
+    std::filesystem::path folder, double seconds)
+    : recorder_(recorder),
+      on_device_(!world.device().is_cpu()),
+      several_hosts_(world.local_size() != world.size()),
       shown_(is_shown(world.rank(), mesh)),
       interval_ns_(std::llround(seconds * 1e9)),
       rank_(world.rank()),
@@ -54,14 +55,30 @@ bool StepShots::due() {
   return true;
 }
 
-void StepShots::write(std::vector<timeline::Span> spans, int64_t common_ns) {
+void StepShots::after_step(int64_t step, bool asks, int64_t common_ns) {
+  if (step_ == step) {
+    step_ = -1;
+    try {
+      write(recorder_.take_step(step));
+    } catch (const std::exception&) {
+      // A device that has failed has no times. Its error is on its way.
+    }
+  }
+  if (!asks) return;
+  // On a device, the next step has begun when this one is read.
+  step_ = step + (on_device_ ? 2 : 1);
+  common_ns_ = common_ns;
+  recorder_.also_record(step_);
+}
+
+void StepShots::write(std::vector<timeline::Span> spans) {
   if (!shown_ || spans.empty() || busy_) return;
   if (writer_.joinable()) writer_.join();
   busy_ = true;
   timeline::RankSpans step{
       .rank = rank_,
       .rank_name = rank_name_,
-      .clock_offset_ns = several_hosts_ ? -common_ns : 0,
+      .clock_offset_ns = several_hosts_ ? -common_ns_ : 0,
       .spans = std::move(spans)};
   writer_ = std::thread([this, step = std::move(step)] {
     ::setpriority(PRIO_PROCESS, 0, 10);  // this thread's

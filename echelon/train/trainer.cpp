@@ -21,7 +21,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <sstream>
 
 #include "echelon/architecture/parameter_list.h"
 #include "echelon/checkpoint/files/folder.h"
@@ -30,16 +29,15 @@
 #include "echelon/comm/trace/progress.h"
 #include "echelon/environment/rank_environment.h"
 #include "echelon/error.h"
-#include "echelon/job/pipeline_schedule.h"
 #include "echelon/profiling/event_clock.h"
 #include "echelon/text/format.h"
 #include "echelon/text/plain.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/rollback.h"
-#include "echelon/train/batch_division.h"
 #include "echelon/train/chosen_context.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/non_finite.h"
+#include "echelon/train/rebalancing.h"
 #include "echelon/train/record_collectives.h"
 #include "echelon/train/replicas.h"
 #include "echelon/train/report_writer.h"
@@ -48,7 +46,6 @@
 #include "echelon/train/saving/restart_memory.h"
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
-#include "echelon/train/stage_cuts.h"
 #include "echelon/train/step_shots.h"
 #include "echelon/train/step_sums.h"
 #include "echelon/train/stop_signals.h"
@@ -113,11 +110,10 @@ class Loop {
     double learning_rate = 0;
     double started = 0;  // seconds()
     double data_seconds = 0;
-    double communication_seconds = 0;  // on CPUs
-    timeline::Recorder::Parts parts;
-    std::vector<timeline::Phase> phases;  // rank 0
-    int64_t saver_phase = 0;              // when the saver's news were given
-    HostCopy numbers;  // sum_over_ranks()'s, update_on_device()'s
+    double communication_seconds = 0;              // on CPUs
+    std::vector<timeline::Recorder::Pass> passes;  // rank 0
+    int64_t saver_phase = 0;  // when the saver's news were given
+    HostCopy numbers;         // sum_over_ranks()'s, update_on_device()'s
   };
 
   // A step that was not finite, from which training goes back.
@@ -134,15 +130,10 @@ class Loop {
     return static_cast<double>(world_.history().waited_ns()) / 1e9;
   }
   void settle();
-  void show_step(const Queued& queued, const StepSums& sums);
   void go_back_or_fail(
       const Queued& queued, const std::string& why, const std::string& advice);
   void go_back();
   void discard_later();
-  void begin_division();
-  void begin_cuts();
-  void agree_on_change();
-  void divide_anew(const Queued& queued, const StepSums& sums);
   Resume save_for_change();
   void cut_anew();
   void
@@ -205,15 +196,10 @@ class Loop {
   std::optional<Saver> saver_;
   std::optional<MemorySaver> memory_saver_;
   std::optional<ReplicaCheck> replicas_;
-  std::optional<BatchDivision> division_;  // where it may change
-  std::optional<StageCuts> cuts_;          // the same
-  std::optional<timeline::Rebalance> new_cut_;
-  double change_seconds_ = 0;  // what one costs: that of a cut
-  int64_t compared_ = -1;      // the last step after which replicas were equal
+  int64_t compared_ = -1;  // the last step after which replicas were equal
   RunLog log_;
+  std::optional<Rebalancing> rebalancing_;
   StepShots shots_;
-  int64_t shot_ = -1;      // a step that is recorded for shots_, from 0
-  int64_t shot_ns_ = 0;    // common_ns_ when it was asked for
   int64_t common_ns_ = 0;  // when all ranks had the same sums
   int64_t begin_ns_ = timeline::steady_now_ns();
   int64_t step_ = 0;   // done, or given to the device
@@ -264,11 +250,12 @@ Loop::Loop(
           job.train.timeline_steps, device_clock_of(world.device()))),
       memory_(job, source_, world, groups_),
       log_(world, folder_, job.train.log_every),
-      shots_(world, groups_.mesh(), folder_, job.train.watch_seconds),
+      shots_(
+          world, groups_.mesh(), *recorder_, folder_, job.train.watch_seconds),
       non_finite_(job.train.on_non_finite) {
   const double began = seconds();
   build(job);
-  change_seconds_ = 2 * (seconds() - began);  // with as much to load it
+  const double build_seconds = seconds() - began;
   if (is_rank_zero()) {
     print_slow_links(job.layout, groups_.mesh(), world_.local_size());
   }
@@ -283,7 +270,12 @@ Loop::Loop(
         job_, source_, world_, groups_, recorder_.get(), restart_memory_,
         environment_.generation, step_);
   }
-  begin_division();
+  if (Rebalancing::is_wanted(job_, world_)) {
+    // A change of stages builds a model and takes about as long to load it.
+    rebalancing_.emplace(
+        job_, world_, groups_, state_->model().partition(),
+        saver_ || memory_saver_, 2 * build_seconds, loader_, log_);
+  }
   if (!is_rank_zero()) return;
   recorder_->time_parts(device_timer_of(world_.device()), [this] {
     return world_.history().waited_ns();
@@ -338,90 +330,6 @@ bool Loop::restore() {
   return resumed.own;
 }
 
-// A run that goes on begins with the division that it had. Its stages are those
-// of [model] balance, which may measure.
-void Loop::begin_division() {
-  const auto& train = job_.train;
-  const int64_t degree = job_.layout.data_ranks();
-  if (train.rebalance_every == 0 || (degree == 1 && job_.layout.pp == 1)) {
-    return;
-  }
-  if (!world_.device().is_cpu()) {
-    throw ConfigError(format(
-        "[train] rebalance_every = {}: how long a rank works is measured on "
-        "CPUs, "
-        "and this one computes on {}; set rank_batch, as `echelon explain` "
-        "says after a run, or leave rebalance_every out",
-        train.rebalance_every, world_.device().str()));
-  }
-  begin_cuts();
-  if (degree == 1) return;
-  auto samples = train.rank_batch;
-  if (samples.empty()) {
-    samples.assign(static_cast<size_t>(degree), train.batch / degree);
-  }
-  division_.emplace(
-      groups_.mesh(), std::move(samples),
-      job_.layout.pp > 1 ? microbatches_of(job_) : train.accumulate,
-      train.rebalance_every);
-  std::string divided;
-  for (const auto& one : log_.rebalances()) {
-    if (one.of == timeline::Divided::samples) divided = join(one.after, " ");
-  }
-  std::istringstream last(world_.exchange(divided)[0]);
-  samples.clear();
-  for (int64_t one = 0; last >> one;) samples.push_back(one);
-  if (division_->resume(samples)) loader_.divide(samples);
-}
-
-// Stages that the user has chosen stay, and so do those that fill the memory
-// evenly.
-void Loop::begin_cuts() {
-  const auto* stages = state_->model().partition();
-  if (stages == nullptr || !job_.model.partition_at.empty() ||
-      job_.model.balance == StageBalance::memory) {
-    return;
-  }
-  if (!memory_saver_ && !saver_) {
-    if (is_rank_zero()) {
-      std::printf(
-          "stages stay as they are: to cut them anew, training needs copies in "
-          "memory (elastic.memory) or checkpoints to go on from\n");
-      std::fflush(stdout);
-    }
-    return;
-  }
-  cuts_.emplace(
-      groups_.mesh(), pipeline_schedule(job_),
-      StageWork{stages->boundaries, stages->work, stages->memory},
-      job_.train.rebalance_every);
-  agree_on_change();
-}
-
-// What a change of stages costs, as rank 0 has measured it.
-void Loop::agree_on_change() {
-  change_seconds_ =
-      std::stod(world_.exchange(format("{:.6e}", change_seconds_))[0]);
-}
-
-// All ranks have the same sums, and so do the same.
-void Loop::divide_anew(const Queued& queued, const StepSums& sums) {
-  if (queued.batch.global_count != job_.train.batch) return;
-  const int64_t left = total_steps_ - queued.step;
-  if (division_) {
-    const auto change = division_->after_step(queued.step, sums.work_seconds);
-    if (change && left > 0) {
-      loader_.divide(change->after);
-      if (is_rank_zero()) log_.add(*change);
-      if (cuts_) cuts_->measure_anew();
-      return;
-    }
-  }
-  if (!cuts_ || left <= 0) return;
-  new_cut_ =
-      cuts_->after_step(queued.step, sums.work_seconds, left, change_seconds_);
-}
-
 // The state of this step, which all ranks have saved: in memory, or where that
 // did not succeed, on the disk.
 Resume Loop::save_for_change() {
@@ -455,31 +363,19 @@ Resume Loop::save_for_change() {
 // Between two steps. The job goes on in the same processes: each saves its
 // state, builds its new stage and loads what that needs.
 void Loop::cut_anew() {
-  const timeline::Rebalance change = *std::exchange(new_cut_, std::nullopt);
   const double began = seconds();
   progress_.pause();
   if (saver_) saver_->wait();
   news_ = {};
   const Resume from = save_for_change();
+  const bool saved = !from.candidates.empty();
   bool in_memory = false;
-  if (from.candidates.empty()) {
-    cuts_.reset();
-    if (is_rank_zero()) {
-      log_.message("warning: stages stay as they are: the state was not saved");
-    }
-  } else {
+  if (saved) {
     Job job = job_;
-    const auto& cut = cuts_->boundaries();
-    const auto& layers = state_->model().partition()->layers;
-    for (size_t i = 1; i + 1 < cut.size(); ++i) {
-      job.model.partition_at.push_back(layers[cut[i]]);
-    }
+    job.model.partition_at = rebalancing_->new_cut();
     build(job);
     in_memory = resume(from, job_, *state_, source_, world_, groups_, samples_)
                     .in_memory;
-    cuts_->changed();
-    if (division_) division_->measure_anew();
-    if (is_rank_zero()) log_.add(change);
   }
   if (memory() != nullptr) {
     memory_step_ = in_memory ? step_ : -1;
@@ -487,8 +383,11 @@ void Loop::cut_anew() {
         job_, source_, world_, groups_, recorder_.get(), restart_memory_,
         environment_.generation, memory_step_);
   }
-  change_seconds_ = seconds() - began;
-  agree_on_change();
+  if (saved) {
+    rebalancing_->cut_done(seconds() - began);
+  } else {
+    rebalancing_->cut_failed();
+  }
   settled_ = seconds();
 }
 
@@ -546,7 +445,8 @@ void Loop::train_on() {
       const double stood_still = saver_ ? saver_->stopped_seconds() : 0;
       const double began = seconds();
       if (!back_) save();
-      if (new_cut_ && !back_ && !stop_ && !is_in_doubt()) cut_anew();
+      const bool cuts = rebalancing_ && rebalancing_->wants_cut();
+      if (cuts && !back_ && !stop_ && !is_in_doubt()) cut_anew();
       if (saver_ && saver_->stopped_seconds() > stood_still) {
         progress_.add_checkpoint(saver_->stopped_seconds() - stood_still);
         if (is_rank_zero()) log_.add(phase("checkpoint", began, seconds()));
@@ -618,18 +518,9 @@ bool Loop::one_step() {
       step_ == 0;
   if (saver_) saver_->before_update();
   const bool by_layer = logged && job_.train.layer_norms;
-  const double summed = seconds();
   const auto update = state_->update_on_device(
       step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr,
       must_skip(sums, world_.size()));
-  std::vector<timeline::Phase> phases;
-  if (is_rank_zero()) phases.push_back(phase("data", started, loaded));
-  // On a device, the host only queues the others.
-  if (is_rank_zero() && world_.device().is_cpu()) {
-    phases.push_back(phase("forward and backward", loaded, computed));
-    phases.push_back(phase("sum over ranks", computed, summed));
-    phases.push_back(phase("update", summed, seconds()));
-  }
   ++step_;
   position_ = position;
   queued_.emplace(Queued{
@@ -641,8 +532,7 @@ bool Loop::one_step() {
       .started = started,
       .data_seconds = loaded - started,
       .communication_seconds = waited_seconds() - waited,
-      .parts = recorder_->take_parts(),
-      .phases = std::move(phases),
+      .passes = recorder_->take_passes(),
       .saver_phase = saver_phase,
       .numbers = HostCopy({sums, update})});
   if (world_.device().is_cpu()) settle();
@@ -658,7 +548,7 @@ void Loop::settle() {
   const auto& numbers = queued.numbers.wait();
   if (!world_.device().is_cpu()) common_ns_ = timeline::steady_now_ns();
   const StepSums sums = read_sums(numbers[0], world_.size());
-  show_step(queued, sums);
+  shots_.after_step(queued.step - 1, sums.record, common_ns_);
   stop_ = sums.stop;
   preempted_ = sums.preempted;
   if (sums.bad_rank >= 0 && !non_finite_.may_skip()) {
@@ -708,24 +598,10 @@ void Loop::settle() {
   }
   progress_.pause();  // whoever reads the terminal may take any time
   record(queued, sums, update);
-  divide_anew(queued, sums);
-}
-
-// The step is one that all ranks recorded, or it tells them to.
-void Loop::show_step(const Queued& queued, const StepSums& sums) {
-  if (shot_ == queued.step - 1) {
-    shot_ = -1;
-    try {
-      shots_.write(recorder_->take_step(queued.step - 1), shot_ns_);
-    } catch (const std::exception&) {
-      // A device that has failed has no times. Its error is on its way.
-    }
+  if (rebalancing_ && queued.batch.global_count == job_.train.batch) {
+    rebalancing_->after_step(
+        queued.step, sums.work_seconds, total_steps_ - queued.step);
   }
-  if (!sums.record) return;
-  // On a device, the next step has begun.
-  shot_ = queued.step + (world_.device().is_cpu() ? 0 : 1);
-  shot_ns_ = common_ns_;
-  recorder_->also_record(shot_);
 }
 
 void Loop::record(
@@ -743,10 +619,20 @@ void Loop::record(
   metrics.loss = sums.bad_rank < 0 ? sums.loss_sum / sums.count : NAN;
   metrics.step_seconds = settled_ - began;
   metrics.data_seconds = queued.data_seconds;
-  if (const auto parts = recorder_->seconds_of(queued.parts)) {
-    metrics.forward_seconds = parts->forward;
-    metrics.backward_seconds = parts->backward;
-    metrics.update_seconds = parts->update;
+  const timeline::Phase whole = phase("step", began, settled_);
+  std::vector<timeline::Phase> phases = {
+      phase("data", queued.started, queued.started + queued.data_seconds)};
+  if (const auto parts = recorder_->parts_of(queued.passes, whole.end_ns)) {
+    const auto& [forward, backward, update_part] = *parts;
+    metrics.forward_seconds = forward.seconds;
+    metrics.backward_seconds = backward.seconds;
+    metrics.update_seconds = update_part.seconds;
+    for (const auto& [name, part] :
+         {std::pair{"forward", forward}, std::pair{"backward", backward},
+          std::pair{"update", update_part}}) {
+      if (part.end_ns == 0) continue;
+      phases.push_back({name, part.begin_ns, part.end_ns, part.seconds});
+    }
   }
   // On a device, the host does not wait for what it queues.
   if (world_.device().is_cpu() && world_.size() > 1) {
@@ -775,7 +661,7 @@ void Loop::record(
     metrics.layer_grad_norms.emplace_back(layers_[i], update.layer_norms[i]);
   }
   if (sums.slowest_rank >= 0) metrics.slowest_rank = sums.slowest_rank;
-  log_.add(metrics, sums, phase("step", began, settled_), queued.phases);
+  log_.add(metrics, sums, whole, phases);
 }
 
 void Loop::record_last() noexcept {

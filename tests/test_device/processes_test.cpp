@@ -7,6 +7,9 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -97,6 +100,39 @@ class ProcessesOnTheTestDevice : public testing::Test {
     return text;
   }();
 };
+
+// The host queues the work of a step; its parts are timed on the device.
+TEST_F(ProcessesOnTheTestDevice, TellHowLongThePartsOfAStepTook) {
+  Command job(
+      on_device(
+          4, {"layout.pp=2", "layout.microbatches=4", "train.log=[\"otlp\"]"}),
+      environment());
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  const auto all = steps();
+  ASSERT_EQ(all.size(), 4u);
+  for (const auto& step : all) {
+    EXPECT_GT(step.forward_seconds.value_or(0), 0);
+    EXPECT_GT(step.backward_seconds.value_or(0), 0);
+    EXPECT_GT(step.update_seconds.value_or(0), 0);
+    EXPECT_FALSE(step.communication_seconds);
+  }
+  std::map<std::string, int> named;
+  std::istringstream lines(read_file(run() + "/otlp/traces.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const auto request = nlohmann::json::parse(line);
+    for (const auto& span :
+         request["resourceSpans"][0]["scopeSpans"][0]["spans"]) {
+      ++named[span.at("name")];
+      EXPECT_LE(
+          std::stoll(span.at("startTimeUnixNano").get<std::string>()),
+          std::stoll(span.at("endTimeUnixNano").get<std::string>()));
+    }
+  }
+  for (const char* part : {"step", "data", "forward", "backward", "update"}) {
+    EXPECT_EQ(named[part], 4) << part;
+  }
+  expect_no_reports();
+}
 
 // Data come through pinned memory, losses leave it a step later, a snapshot is
 // taken beside training, and the report is written at the end.

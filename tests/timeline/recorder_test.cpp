@@ -107,7 +107,7 @@ TEST(Recorder, KeepAClockThatIsInUse) {
 TEST(Recorder, TimesPartsOfStepsThatAreNotRecorded) {
   Recorder recorder(0, /*first_step=*/100, /*num_steps=*/1);
   { const ScopedSpan span(&recorder, "compute", "forward", SpanKind::forward); }
-  EXPECT_TRUE(recorder.take_parts().all.empty()) << "nobody asked";
+  EXPECT_TRUE(recorder.take_passes().empty()) << "nobody asked";
   // The host computes for 2 s less than this says, all of it waiting.
   int64_t waited = 0;
   recorder.time_parts(nullptr, [&] { return waited; });
@@ -119,21 +119,28 @@ TEST(Recorder, TimesPartsOfStepsThatAreNotRecorded) {
     const ScopedSpan span(&recorder, "compute", "backward", SpanKind::backward);
     waited += 2000000000;
   }
-  const auto parts = recorder.take_parts();
-  ASSERT_EQ(parts.all.size(), 2u);
-  const auto seconds = recorder.seconds_of(parts);
-  const double most = static_cast<double>(steady_now_ns() - begin) * 1e-9;
-  ASSERT_TRUE(seconds);
-  EXPECT_GE(seconds->forward, 0);
-  EXPECT_LE(seconds->forward, most);
-  EXPECT_LE(seconds->backward, most - 2);
-  EXPECT_EQ(seconds->update, 0);
+  const auto passes = recorder.take_passes();
+  ASSERT_EQ(passes.size(), 2u);
+  const int64_t end = steady_now_ns();
+  const auto parts = recorder.parts_of(passes, end);
+  const double most = static_cast<double>(end - begin) * 1e-9;
+  ASSERT_TRUE(parts);
+  EXPECT_GE(parts->forward.seconds, 0);
+  EXPECT_LE(parts->forward.seconds, most);
+  EXPECT_LE(parts->backward.seconds, most - 2);
+  EXPECT_EQ(parts->update.seconds, 0);
+  EXPECT_LE(begin, parts->forward.begin_ns);
+  EXPECT_LE(parts->forward.begin_ns, parts->forward.end_ns);
+  EXPECT_LE(parts->forward.end_ns, parts->backward.begin_ns);
+  EXPECT_LE(parts->backward.begin_ns, parts->backward.end_ns);
+  EXPECT_LE(parts->backward.end_ns, end);
+  EXPECT_EQ(parts->update.end_ns, 0);
   EXPECT_TRUE(recorder.take().empty());
-  EXPECT_FALSE(recorder.seconds_of({}));
+  EXPECT_FALSE(recorder.parts_of({}, end));
   // A step that is not read to its end leaves nothing to the next one.
   { const ScopedSpan span(&recorder, "compute", "forward", SpanKind::forward); }
   recorder.begin_step(1);
-  EXPECT_TRUE(recorder.take_parts().all.empty());
+  EXPECT_TRUE(recorder.take_passes().empty());
 }
 
 // Marks of a device whose stream comes to each a second after the one before.
@@ -141,8 +148,12 @@ class Timer : public DeviceTimer {
  public:
   explicit Timer(int64_t& marks) : marks_(marks) {}
   int64_t mark() override { return marks_++; }
-  int64_t take_ns(int64_t begin, int64_t end) override {
-    return (end - begin) * 1000000000;
+  std::vector<int64_t> take_ns(const std::vector<int64_t>& marks) override {
+    std::vector<int64_t> times;
+    for (const int64_t mark : marks) {
+      times.push_back((mark - marks[0]) * 1000000000);
+    }
+    return times;
   }
 
  private:
@@ -163,11 +174,16 @@ TEST(Recorder, TimesPartsOnADevice) {
     const ScopedSpan span(&recorder, "compute", "forward", SpanKind::forward);
   }
   EXPECT_EQ(marks, 8);
-  const auto seconds = recorder.seconds_of(recorder.take_parts());
-  ASSERT_TRUE(seconds);
-  EXPECT_DOUBLE_EQ(seconds->forward, 3);
-  EXPECT_DOUBLE_EQ(seconds->update, 1);
-  EXPECT_EQ(seconds->backward, 0);
+  // Mark 7, the last, is where the host saw the step's end.
+  const auto parts = recorder.parts_of(recorder.take_passes(), 70000000000);
+  ASSERT_TRUE(parts);
+  EXPECT_DOUBLE_EQ(parts->forward.seconds, 3);
+  EXPECT_EQ(parts->forward.begin_ns, 65000000000);
+  EXPECT_EQ(parts->forward.end_ns, 70000000000);
+  EXPECT_DOUBLE_EQ(parts->update.seconds, 1);
+  EXPECT_EQ(parts->update.begin_ns, 63000000000);
+  EXPECT_EQ(parts->update.end_ns, 64000000000);
+  EXPECT_EQ(parts->backward.seconds, 0);
 }
 
 }  // namespace echelon::timeline::recorder_test

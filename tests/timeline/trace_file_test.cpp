@@ -32,7 +32,7 @@ int64_t ms(int64_t number) {
 void append(TraceFile& file, int64_t step) {
   file.append(
       step_of(step), {"step", ms(0), ms(10)},
-      {{"data", ms(0), ms(2)}, {"update", ms(2), ms(10)}});
+      {{"data", ms(0), ms(2)}, {"update", ms(2), ms(10), 0.005}});
 }
 
 json attributes_in(const json& list) {
@@ -114,6 +114,12 @@ TEST_F(TraceFiles, AreOtlpJson) {
     EXPECT_EQ(named.at(part).at("parentSpanId"), step.at("spanId"));
     EXPECT_NE(named.at(part).at("spanId"), step.at("spanId"));
   }
+  EXPECT_FALSE(named.at("data").contains("attributes"));
+  EXPECT_EQ(
+      attributes_in(named.at("update").at("attributes"))
+          .at("echelon.seconds")
+          .at("doubleValue"),
+      0.005);
   const auto time = [&](const char* name, const char* which) {
     return std::stoll(named.at(name).at(which).get<std::string>());
   };
@@ -149,6 +155,21 @@ TEST_F(TraceFiles, HaveWhatFollowedAStepInIt) {
           .at("echelon.accuracy")
           .at("doubleValue"),
       0.75);
+}
+
+// A host loads the batch of a step while the device is at the one before.
+TEST_F(TraceFiles, BeginAStepWithItsFirstPart) {
+  const int64_t begin = ms(0);
+  {
+    TraceFile file(path(), kResource, "1");
+    file.append(
+        step_of(1), {"step", begin + 5, begin + 10},
+        {{"data", begin, begin + 2}});
+  }
+  const auto all = spans();
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].at("name"), "data");
+  EXPECT_EQ(all[0].at("startTimeUnixNano"), all[1].at("startTimeUnixNano"));
 }
 
 TEST_F(TraceFiles, SayWhatIsNotFinite) {

@@ -318,17 +318,31 @@ TEST_F(WatchedRuns, WriteTracesThatOpenTelemetryReads) {
     EXPECT_EQ(span.at("parent"), step.at("id"));
     ++parts[span.at("name")];
   }
-  for (const char* part :
-       {"data", "forward and backward", "sum over ranks", "update"}) {
+  for (const char* part : {"data", "forward", "backward", "update"}) {
     EXPECT_EQ(parts[part], 12) << part;
   }
   EXPECT_EQ(parts["evaluation"], 3);  // after 5, 10 and all steps
   EXPECT_GE(parts["checkpoint"], 2);
   const auto all = this->steps();
-  for (const auto& [trace, step] : steps) {
-    const json& figures = step.at("attributes");
-    const auto number = figures.at("echelon.step").get<size_t>();
-    EXPECT_EQ(figures.at("echelon.loss"), all.at(number - 1).loss);
+  const auto metrics_of = [&](const json& span) {
+    const json& step = steps.at(span.at("trace")).at("attributes");
+    return all.at(step.at("echelon.step").get<size_t>() - 1);
+  };
+  for (const auto& span : spans) {
+    const json& figures = span.at("attributes");
+    const auto step = metrics_of(span);
+    if (span.at("name") == "step") {
+      EXPECT_EQ(figures.at("echelon.loss"), step.loss);
+      EXPECT_EQ(
+          figures.at("echelon.communication_seconds"),
+          step.communication_seconds.value());
+    } else if (span.at("name") == "forward") {
+      EXPECT_EQ(figures.at("echelon.seconds"), step.forward_seconds.value());
+    } else if (span.at("name") == "backward") {
+      EXPECT_EQ(figures.at("echelon.seconds"), step.backward_seconds.value());
+    } else if (span.at("name") == "update") {
+      EXPECT_EQ(figures.at("echelon.seconds"), step.update_seconds.value());
+    }
   }
   const json& resource = spans.at(0).at("resource");
   EXPECT_EQ(resource.at("service.name"), "echelon");
