@@ -167,15 +167,17 @@ std::string peft_config(
     const LoraOptions& lora, const std::string& base,
     const std::vector<ParameterInfo>& list, bool in_by_out) {
   // The last part of a name where all layers with it have adapters, else
-  // complete names.
+  // complete names: peft gives adapters to experts too.
+  constexpr std::string_view kWeight = ".weight";
   const auto last = [](const std::string& name) {
     return name.substr(name.rfind('.') + 1);
   };
   const auto adapted = adapted_layers(lora, list);
   std::map<std::string, int64_t> without;
-  LoraOptions all = lora;
-  all.targets = {"*"};
-  for (const auto& layer : adapted_layers(all, list)) ++without[last(layer)];
+  for (const auto& info : list) {
+    if (!info.name.ends_with(kWeight)) continue;
+    ++without[last(info.name.substr(0, info.name.size() - kWeight.size()))];
+  }
   for (const auto& layer : adapted) --without[last(layer)];
   std::set<std::string> targets;
   for (const auto& layer : adapted) {

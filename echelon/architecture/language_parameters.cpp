@@ -35,10 +35,16 @@ class Parameters {
   void matrix(std::string name, int64_t rows, int64_t columns) {
     add(std::move(name), {rows, columns}, {Kind::normal, kDeviation});
   }
-  // A matrix [in, out] and a bias.
+  // The matrix of a linear layer that can have adapters.
+  void linear(std::string name, int64_t rows, int64_t columns) {
+    matrix(std::move(name), rows, columns);
+    list_.back().takes_adapter = true;
+  }
+  // The same, as a matrix [in, out], and a bias.
   void
   conv1d(const std::string& name, int64_t in, int64_t out, double deviation) {
     add(name + ".weight", {in, out}, {Kind::normal, deviation});
+    list_.back().takes_adapter = true;
     add(name + ".bias", {out}, {Kind::constant, 0});
   }
   void
@@ -89,16 +95,16 @@ void list_feed_forward(
     Parameters& list, const LanguageModelShape& shape, int64_t layer,
     const std::string& block) {
   const int64_t hidden = shape.hidden_size;
-  const auto mlp = [&](const std::string& prefix, int64_t inner,
+  const auto mlp = [&](auto add, const std::string& prefix, int64_t inner,
                        const char* gate, const char* up, const char* down) {
-    list.matrix(format("{}{}.weight", prefix, gate), inner, hidden);
-    list.matrix(format("{}{}.weight", prefix, up), inner, hidden);
-    list.matrix(format("{}{}.weight", prefix, down), hidden, inner);
+    (list.*add)(format("{}{}.weight", prefix, gate), inner, hidden);
+    (list.*add)(format("{}{}.weight", prefix, up), inner, hidden);
+    (list.*add)(format("{}{}.weight", prefix, down), hidden, inner);
   };
   if (!shape.has_experts(layer)) {
     return mlp(
-        block + "mlp.", shape.intermediate_size, "gate_proj", "up_proj",
-        "down_proj");
+        &Parameters::linear, block + "mlp.", shape.intermediate_size,
+        "gate_proj", "up_proj", "down_proj");
   }
   const auto& names = shape.kind->experts;
   const std::string mixture = format("{}{}.", block, names.module);
@@ -107,12 +113,14 @@ void list_feed_forward(
     list.buffer(mixture + "gate.e_score_correction_bias", shape.experts);
   }
   for (int64_t i = 0; i < shape.experts; ++i) {
-    mlp(format("{}experts.{}.", mixture, i), shape.expert_size, names.gate,
-        names.up, names.down);
+    // The experts of a rank share their products, which have no adapters.
+    mlp(&Parameters::matrix, format("{}experts.{}.", mixture, i),
+        shape.expert_size, names.gate, names.up, names.down);
   }
   if (shape.shared_experts > 0) {
-    mlp(mixture + "shared_experts.", shape.shared_experts * shape.expert_size,
-        names.gate, names.up, names.down);
+    mlp(&Parameters::linear, mixture + "shared_experts.",
+        shape.shared_experts * shape.expert_size, names.gate, names.up,
+        names.down);
   }
 }
 
@@ -124,14 +132,14 @@ void list_heads(
   const int64_t queries = shape.heads * shape.head_size;
   const int64_t kv = shape.kv_heads * shape.head_size;
   const auto projection = [&](const char* name, int64_t out) {
-    list.matrix(format("{}{}.weight", attention, name), out, hidden);
+    list.linear(format("{}{}.weight", attention, name), out, hidden);
     if (!shape.kind->qkv_biases) return;
     list.add(format("{}{}.bias", attention, name), {out}, {Kind::constant, 0});
   };
   projection("q_proj", queries);
   projection("k_proj", kv);
   projection("v_proj", kv);
-  list.matrix(attention + "o_proj.weight", hidden, queries);
+  list.linear(attention + "o_proj.weight", hidden, queries);
   if (shape.kind->qk_norm) {
     list.norm(attention + "q_norm", shape.head_size, false);
     list.norm(attention + "k_norm", shape.head_size, false);
@@ -144,11 +152,13 @@ void list_latent_heads(
   const auto& latent = *shape.latent;
   const int64_t hidden = shape.hidden_size;
   const int64_t queries = shape.heads * shape.head_size;
+  // The products of low rank are computed from their matrices alone, without
+  // adapters.
   const auto matrix = [&](const char* name, int64_t out, int64_t in) {
     list.matrix(format("{}{}.weight", attention, name), out, in);
   };
   if (latent.query_rank == 0) {
-    matrix("q_proj", queries, hidden);
+    list.linear(attention + "q_proj.weight", queries, hidden);
   } else {
     matrix("q_a_proj", latent.query_rank, hidden);
     list.norm(attention + "q_a_layernorm", latent.query_rank, false);
@@ -159,7 +169,8 @@ void list_latent_heads(
   matrix(
       "kv_b_proj", shape.heads * (latent.nope_dim + latent.value_dim),
       latent.key_value_rank);
-  matrix("o_proj", hidden, shape.heads * latent.value_dim);
+  list.linear(
+      attention + "o_proj.weight", hidden, shape.heads * latent.value_dim);
 }
 
 void list_llama(Parameters& list, const LanguageModelShape& shape) {

@@ -48,6 +48,9 @@ struct ParameterInfo {
   /// The earlier parameter of the list that this one is tied to; files need not
   /// have both. Empty: it is not tied.
   std::string tied_to;
+  /// Whether this is the matrix of a linear layer that can have adapters
+  /// (trained_parameters.h).
+  bool takes_adapter = false;
 
   int64_t num_elements() const;
 };

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "echelon/architecture/language_model.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
@@ -48,25 +47,12 @@ refuse(const std::string& pattern, const std::vector<std::string>& names) {
                    : near));
 }
 
-// Latent attention computes its products of low rank from the matrices alone.
-bool is_latent(const std::string& parameter) {
-  return parameter.find("_a_proj") != std::string::npos ||
-         parameter.find("_b_proj") != std::string::npos;
-}
-
-// The linear layers that can have adapters: matrices of blocks, but for
-// experts, routers and those of latent attention.
+// The linear layers that can have adapters.
 std::vector<std::string> linear_layers(const std::vector<ParameterInfo>& list) {
   constexpr std::string_view kWeight = ".weight";
   std::vector<std::string> names;
   for (const auto& info : list) {
-    const bool in_block = info.name.starts_with("transformer.h.") ||
-                          info.name.starts_with("model.layers.");
-    if (!in_block || info.shape.size() != 2 || is_adapter(info.name) ||
-        !info.name.ends_with(kWeight) || info.name.ends_with(".gate.weight") ||
-        expert_of(info.name) || is_latent(info.name)) {
-      continue;
-    }
+    if (!info.takes_adapter) continue;
     names.push_back(info.name.substr(0, info.name.size() - kWeight.size()));
   }
   return names;
@@ -155,6 +141,10 @@ std::vector<ParameterInfo> with_adapters(
          .initial = InitialValue::constant_of(0)});
   }
   return all;
+}
+
+bool saves_adapters_alone(const ModelOptions& options) {
+  return options.lora.used() && !options.weights.empty();
 }
 
 std::set<std::string> frozen_parameters(

@@ -29,9 +29,11 @@ inline constexpr std::string_view kAdapterB = ".lora_B.weight";
 bool is_adapter(std::string_view parameter);
 
 /// The linear layers of a language model's list that get adapters, in the order
-/// of the list. Those of attention and of MLPs can have them; experts, routers,
-/// embeddings and the head cannot. Throws ConfigError for a target that names
-/// none of them, with the nearest names, and for a rank without targets.
+/// of the list. Those of attention and of MLPs can have them, a shared expert's
+/// too; other experts, routers, embeddings, the head and the products of low
+/// rank cannot (ParameterInfo::takes_adapter). Throws ConfigError for a target
+/// that names none of them, with the nearest names, and for a rank without
+/// targets.
 std::vector<std::string>
 adapted_layers(const LoraOptions& lora, const std::vector<ParameterInfo>& list);
 
@@ -41,6 +43,10 @@ adapted_layers(const LoraOptions& lora, const std::vector<ParameterInfo>& list);
 ///   in_by_out  matrices are [in, out], as those of GPT-2
 std::vector<ParameterInfo> with_adapters(
     const LoraOptions& lora, std::vector<ParameterInfo> list, bool in_by_out);
+
+/// Whether checkpoints have the adapters alone, since [model] weights has the
+/// parameters that they are added to.
+bool saves_adapters_alone(const ModelOptions& options);
 
 /// The names of the parameters that do not train: with options.lora all but
 /// the adapters, and those that options.freeze matches. A tied parameter is

@@ -104,7 +104,7 @@ double bytes_of_rank(const Job& job, const JobFacts& facts, double& offloaded) {
     offloaded = memory.host_bytes;
     return memory.peak_bytes();
   } catch (const ConfigError&) {
-    return 4 * bytes_of_parameters(job, facts) + kBytesOfProgram;
+    return bytes_of_training(job, facts) + kBytesOfProgram;
   }
 }
 
@@ -123,7 +123,7 @@ void plan_memory(
       (workload.gpus ? kBytesOfGpuProgram : kBytesOfProgram + rank) + offloaded;
   const auto hosts = static_cast<double>(workload.hosts);
   const double ranks = static_cast<double>(workload.ranks_per_host) * rank;
-  const double saving = 3 * bytes_of_parameters(job, facts) / hosts;
+  const double saving = bytes_of_state(job, facts) / hosts;
   double bytes = ranks + saving;
   workload.memory_parts = format(
       "{} of {} each by the plan, and {} while a checkpoint is written",
@@ -162,7 +162,7 @@ void plan_grace(
                cluster->first(job.layout.num_ranks()))
                .step_seconds;
   }
-  const auto bytes = 3 * bytes_of_parameters(job, facts);
+  const auto bytes = bytes_of_state(job, facts);
   double save =
       bytes / kSaveBytesPerSecond / static_cast<double>(workload.hosts);
   std::string because = format(

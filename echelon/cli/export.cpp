@@ -165,11 +165,11 @@ void refuse_overwrite(const ExportArguments& arguments) {
       arguments.format));
 }
 
-// The weights of the model that adapters were trained beside; those of the
-// checkpoint itself where it has them.
+// The weights of the model that was trained, without its adapters if the
+// checkpoint has those alone.
 std::shared_ptr<TensorSource>
 base_of(const Job& job, const std::shared_ptr<TensorSource>& checkpoint) {
-  if (job.model.weights.empty()) return checkpoint;
+  if (!saves_adapters_alone(job.model)) return checkpoint;
   try {
     return std::make_shared<MappedTensors>(WeightsSource(
         job.model.weights,
@@ -222,7 +222,7 @@ int export_hugging_face(const ExportArguments& arguments) {
   auto source = open_export_source(arguments.run);
   const Job job = trained_job(source.trained);
   std::shared_ptr<TensorSource> all = std::move(source.tensors);
-  const auto base = job.model.lora.used() ? base_of(job, all) : all;
+  const auto base = base_of(job, all);
   const auto shape = shape_of(job.model, *base);
   if (job.model.lora.used()) {
     all = std::make_shared<AdaptedTensors>(

@@ -11,12 +11,16 @@
 namespace echelon::cli {
 namespace {
 
-// Whether parameters, gradients and two numbers of an optimizer may be a
-// quarter of the host's memory. A plan costs a start of echelon-train, which
-// small models need not wait for.
+double bytes_of(const Job& job, int64_t numbers) {
+  return (job.model.dtype == ModelDtype::float64 ? 8.0 : 4.0) *
+         static_cast<double>(numbers);
+}
+
+// Whether training may take a quarter of the host's memory. A plan costs a
+// start of echelon-train, which small models need not wait for.
 bool may_not_fit(const Job& job, const JobFacts& facts) {
   if (job.memory.limit_bytes > 0) return true;
-  return 4 * bytes_of_parameters(job, facts) *
+  return bytes_of_training(job, facts) *
              static_cast<double>(job.layout.dp_replicate) >
          static_cast<double>(host_bytes()) / 4;
 }
@@ -32,16 +36,18 @@ int64_t host_bytes() {
       limited ? memory.limit_bytes : memory.total_bytes);
 }
 
-double bytes_of_parameters(const Job& job, const JobFacts& facts) {
-  return (job.model.dtype == ModelDtype::float64 ? 8.0 : 4.0) *
-         static_cast<double>(facts.num_parameters);
+double bytes_of_training(const Job& job, const JobFacts& facts) {
+  return bytes_of(job, facts.num_parameters + 3 * facts.num_trained);
 }
 
-// The state is the parameters and two numbers of the optimizer for each; there
-// are two copies, and the one that is being made; of several hosts, each also
-// holds the two of another one.
+double bytes_of_state(const Job& job, const JobFacts& facts) {
+  return bytes_of(job, facts.num_saved + 2 * facts.num_trained);
+}
+
+// There are two copies of the state, and the one that is being made; of several
+// hosts, each also holds the two of another one.
 double bytes_of_copies(const Job& job, const JobFacts& facts, int num_hosts) {
-  return (num_hosts == 1 ? 3 : 5) * 3 * bytes_of_parameters(job, facts);
+  return (num_hosts == 1 ? 3 : 5) * bytes_of_state(job, facts);
 }
 
 std::string memory_excess(const Job& job, const JobFacts& facts) {

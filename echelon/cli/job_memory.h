@@ -12,8 +12,13 @@ namespace echelon::cli {
 /// What this host lets its processes have; 0: not known.
 int64_t host_bytes();
 
-/// A number for each of the model's parameters.
-double bytes_of_parameters(const Job& job, const JobFacts& facts);
+/// The model's parameters, and of those that train the gradients and two
+/// numbers of an optimizer.
+double bytes_of_training(const Job& job, const JobFacts& facts);
+
+/// What a checkpoint has: parameters, and two numbers of an optimizer for each
+/// of those that train.
+double bytes_of_state(const Job& job, const JobFacts& facts);
 
 /// What copies of the state for a restart take of a host, at most.
 double bytes_of_copies(const Job& job, const JobFacts& facts, int num_hosts);

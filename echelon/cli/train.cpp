@@ -99,12 +99,11 @@ pid_t serve(
 
 launch::HostNeeds
 needs_of(const Job& job, const JobFacts& facts, int num_nodes) {
-  const double parameters = bytes_of_parameters(job, facts);
   launch::HostNeeds needs{
       .folder = job.train.run, .gpus = job.comm.device != DeviceKind::cpu};
-  if (saves(job.checkpoint)) needs.disk_bytes = 3 * parameters;
+  if (saves(job.checkpoint)) needs.disk_bytes = bytes_of_state(job, facts);
   if (!needs.gpus || !cluster::find_gpu_signs().device_file) {
-    needs.memory_bytes = 4 * parameters *
+    needs.memory_bytes = bytes_of_training(job, facts) *
                          static_cast<double>(job.layout.dp_replicate) /
                          num_nodes;
   }

@@ -72,7 +72,7 @@ class Checker {
     facts.classes = classes(facts.data);
     facts.steps = steps(facts.data);
     check_schedule(facts.steps);
-    facts.num_parameters = check_model(facts);
+    check_model(facts);
     check_threads(facts);
     return facts;
   }
@@ -681,8 +681,10 @@ class Checker {
     }
   }
 
-  // Patterns of names that match some parameter, and leave some to train.
-  void check_frozen(const std::vector<ParameterInfo>& parameters) {
+  // Patterns of names match some parameter, and leave some to train. Returns
+  // the names of those that do not.
+  std::set<std::string>
+  check_frozen(const std::vector<ParameterInfo>& parameters) {
     std::set<std::string> frozen;
     try {
       frozen = frozen_parameters(job_.model, parameters);
@@ -690,6 +692,7 @@ class Checker {
       throw ConfigError(place("model.freeze") + error.what());
     }
     if (job_.layout.ep > 1) check_frozen_experts(parameters, frozen);
+    return frozen;
   }
 
   // The ranks of ep, which have different experts, send each other gradients.
@@ -713,7 +716,7 @@ class Checker {
     }
   }
 
-  int64_t check_model(const JobFacts& facts) {
+  void check_model(JobFacts& facts) {
     std::vector<ParameterInfo> parameters;
     try {
       parameters =
@@ -732,12 +735,25 @@ class Checker {
     } else {
       check_widths(parameters);
     }
-    check_frozen(parameters);
+    count_parameters(facts, parameters, check_frozen(parameters));
     if (!job_.model.weights.empty()) {
       check_weights(
           job_.model.weights, parameters, document_.where("model.weights"));
     }
-    return num_parameters(parameters);
+  }
+
+  void count_parameters(
+      JobFacts& facts, const std::vector<ParameterInfo>& parameters,
+      const std::set<std::string>& frozen) const {
+    facts.num_parameters = num_parameters(parameters);
+    const bool adapters_alone = saves_adapters_alone(job_.model);
+    std::vector<ParameterInfo> trained, saved;
+    for (const auto& info : parameters) {
+      if (!frozen.contains(info.name)) trained.push_back(info);
+      if (!adapters_alone || is_adapter(info.name)) saved.push_back(info);
+    }
+    facts.num_trained = num_parameters(trained);
+    facts.num_saved = num_parameters(saved);
   }
 
   // Each rank computes some of a layer's outputs. The last layer, which gives

@@ -14,7 +14,9 @@ struct JobFacts {
   DataFacts data;
   int64_t classes = 0;         // outputs of the model
   int64_t steps = 0;           // of the whole run; epochs counted in steps
-  int64_t num_parameters = 0;  // trained numbers of the model
+  int64_t num_parameters = 0;  // numbers of the model
+  int64_t num_trained = 0;     // of them, and not frozen
+  int64_t num_saved = 0;       // of them, and in checkpoints
   /// find_unused_settings() and other warnings, one line each.
   std::vector<std::string> warnings;
 };

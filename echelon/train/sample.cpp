@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "echelon/architecture/language_model.h"
+#include "echelon/architecture/trained_parameters.h"
 #include "echelon/architecture/weights_source.h"
 #include "echelon/data/sources/random.h"
 #include "echelon/data/sources/text.h"
@@ -51,8 +52,7 @@ int64_t vocabulary_of(const std::string& weights) {
 /// Where the model is that the run's weights belong to: checkpoints of adapters
 /// have it not.
 std::string base_of(const Job& job, const std::string& weights) {
-  const bool elsewhere = job.model.lora.used() && !job.model.weights.empty();
-  return elsewhere ? job.model.weights : weights;
+  return saves_adapters_alone(job.model) ? job.model.weights : weights;
 }
 
 /// Prints what is new in a growing text, in whole characters.

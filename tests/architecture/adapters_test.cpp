@@ -131,4 +131,32 @@ TEST(Peft, NamesAndConfiguration) {
       nlohmann::json({"model.layers.1.mlp.up_proj", "q_proj", "v_proj"}));
 }
 
+// By its last part, peft would give the experts adapters as well.
+TEST(Peft, ASharedExpertHasItsCompleteName) {
+  const ModelOptions deepseek{
+      .name = "deepseek-v3",
+      .layers = 2,
+      .hidden_size = 4,
+      .heads = 2,
+      .intermediate_size = 6,
+      .experts = 2,
+      .experts_per_token = 1,
+      .expert_size = 6,
+      .shared_experts = 1,
+      .dense_layers = 1,
+      .key_value_rank = 3,
+      .nope_size = 2,
+      .rope_size = 2,
+      .value_size = 2,
+      .max_positions = 8};
+  const auto config = nlohmann::json::parse(peft_config(
+      {.rank = 4, .targets = {"up_proj", "o_proj"}}, "base",
+      list_parameters(deepseek, {8}, 10), false));
+  EXPECT_EQ(
+      config["target_modules"],
+      nlohmann::json(
+          {"model.layers.0.mlp.up_proj",
+           "model.layers.1.mlp.shared_experts.up_proj", "o_proj"}));
+}
+
 }  // namespace echelon::adapters_test

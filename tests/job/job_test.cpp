@@ -254,6 +254,17 @@ TEST_F(JobTest, FactsOfAJobThatPasses) {
   EXPECT_THAT(facts.warnings, IsEmpty());
   // conv1 16*1*9+16, conv2 32*16*9+32, fc 10*32*2*2+10
   EXPECT_EQ(facts.num_parameters, 160 + 4640 + 1290);
+  EXPECT_EQ(facts.num_trained, facts.num_parameters);
+  EXPECT_EQ(facts.num_saved, facts.num_parameters);
+}
+
+TEST_F(JobTest, FrozenParametersAreSavedAndDoNotTrain) {
+  Job job = small();
+  job.model.freeze = {"conv?.*"};
+  const auto facts = check_job(job, 1);
+  EXPECT_EQ(facts.num_parameters, 160 + 4640 + 1290);
+  EXPECT_EQ(facts.num_trained, 1290);
+  EXPECT_EQ(facts.num_saved, facts.num_parameters);
 }
 
 TEST_F(JobTest, ChecksAJobOfAProgram) {

@@ -190,6 +190,13 @@ std::map<std::string, ModelOptions> exported_models() {
   models["gemma"] = model("gemma");
   models["gemma"].kv_heads = 3;
   models["gemma"].head_size = 10;
+  // Adapters, which export adds to their matrices.
+  models["adapted_gpt"] = models["gpt"];
+  models["adapted_gpt"].lora = {
+      .rank = 3, .alpha = 6, .targets = {"c_attn", "c_proj", "0.mlp.c_fc"}};
+  models["adapted_qwen2"] = models["qwen2"];
+  models["adapted_qwen2"].lora = {
+      .rank = 3, .alpha = 4, .targets = {"q_proj", "v_proj", "down_proj"}};
   return models;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "echelon/data/tokenizer/unicode.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
@@ -30,13 +31,6 @@ std::vector<std::string> special_tokens(ChatTemplate chat) {
   return {
       "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
       "<|eot_id|>"};
-}
-
-std::string_view without_blanks(std::string_view text) {
-  constexpr std::string_view kBlanks = " \t\n\r\f\v";
-  const size_t begin = text.find_first_not_of(kBlanks);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
 }
 
 struct Message {
@@ -129,7 +123,7 @@ LineTokens conversation(
       add("\n", false);
     } else {
       add("<|start_header_id|>" + role + "<|end_header_id|>\n\n", false);
-      add(std::string(without_blanks(content)) + "<|eot_id|>", counts);
+      add(std::string(detail::stripped(content)) + "<|eot_id|>", counts);
     }
   }
   return all;

@@ -41,7 +41,7 @@ struct LineTokens {
 ///   chatml  <|im_start|>ROLE\nCONTENT<|im_end|>\n             for each message
 ///   llama3  <|begin_of_text|>, then for each message
 ///           <|start_header_id|>ROLE<|end_header_id|>\n\nCONTENT<|eot_id|>,
-///           with CONTENT without blanks at its ends
+///           with CONTENT without white space at its ends
 ///
 /// Roles are system, user, assistant and tool. Sources: the templates of
 /// OpenAI's ChatML and of Meta's Llama 3.

@@ -58,20 +58,6 @@ Normalizer in_form(NormalForm form) {
   return [form](std::string& text) { text = normal_form(text, form); };
 }
 
-void strip(std::string& text, bool left, bool right) {
-  size_t begin = 0, end = 0, at = 0;
-  bool leading = true;
-  while (at < text.size()) {
-    const bool space = is_space(next_character(text, at));
-    if (space && leading) begin = at;
-    if (!space) end = at;
-    leading = leading && space;
-  }
-  if (!left) begin = 0;
-  if (!right) end = text.size();
-  text = begin < end ? text.substr(begin, end - begin) : "";
-}
-
 }  // namespace
 
 Normalizer
@@ -106,7 +92,7 @@ make_normalizer(const nlohmann::json& description, const std::string& place) {
   } else if (type == "Strip") {
     const bool left = fields.flag("strip_left", true);
     made = [left, right = fields.flag("strip_right", true)](std::string& text) {
-      strip(text, left, right);
+      text = std::string(stripped(text, left, right));
     };
   } else {
     fields.fail(

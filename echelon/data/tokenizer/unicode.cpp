@@ -184,6 +184,20 @@ bool is_punctuation(char32_t character) {
   return (U_GET_GC_MASK(static_cast<UChar32>(character)) & U_GC_P_MASK) != 0;
 }
 
+std::string_view stripped(std::string_view text, bool left, bool right) {
+  size_t begin = 0, end = 0, at = 0;
+  bool leading = true;
+  while (at < text.size()) {
+    const bool space = is_space(next_character(text, at));
+    if (space && leading) begin = at;
+    if (!space) end = at;
+    leading = leading && space;
+  }
+  if (!left) begin = 0;
+  if (!right) end = text.size();
+  return begin < end ? text.substr(begin, end - begin) : std::string_view();
+}
+
 std::string normal_form(const std::string& text, NormalForm form) {
   if (is_ascii(text)) return text;
   UErrorCode status = U_ZERO_ERROR;

@@ -22,6 +22,10 @@ bool is_space(char32_t character);        // \p{White_Space}
 bool is_word(char32_t character);         // \w of Unicode's regex rules
 bool is_punctuation(char32_t character);  // \p{P}, and ASCII's symbols
 
+/// `text` without the spaces at its ends, or at one of them.
+std::string_view
+stripped(std::string_view text, bool left = true, bool right = true);
+
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
 std::string normal_form(const std::string& text, NormalForm form);
 

@@ -117,7 +117,7 @@ void freeze(
     return with_frozen(given(parallel), names);
   };
   for (const auto& name : names) source.frozen.insert(source.first_name(name));
-  if (!options.lora.used() || options.weights.empty()) return;
+  if (!saves_adapters_alone(options)) return;
   for (const auto& name : source.frozen) {
     if (!is_adapter(name)) source.unsaved.insert(name);
   }

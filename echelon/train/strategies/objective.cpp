@@ -314,7 +314,8 @@ LossFactor loss_scale(
 }
 
 std::string no_units(bool counts_tokens) {
-  return counts_tokens ? "a global batch has no token with a target at all"
+  return counts_tokens ? "a global batch has no token with a target at all; "
+                         "raise [train] batch or [data] sequence"
                        : "a global batch has no sample at all";
 }
 
