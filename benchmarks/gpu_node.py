@@ -57,14 +57,23 @@ REAL = dict(vocabulary=50304, layers=12, hidden=768, heads=12, sequence=1024)
 SMALL = dict(vocabulary=320, layers=4, hidden=32, heads=4, sequence=16)
 
 
+# What makes the model one of four experts, two for a token.
+EXPERTS = ["model.name=mixtral", "model.intermediate_size=1536", "model.experts=4",
+           "model.experts_per_token=2"]
+
+
 def layouts(ranks):
     """Every kind of parallelism that so many ranks allow: (layout, settings)."""
     found = [("dp=1", [])]
     if ranks >= 2:
         found += [(f"dp={ranks}", []), (f"fsdp={ranks}", []), ("tp=2", []), ("pp=2", []),
-                  ("pp=2", ["layout.schedule=interleaved"])]
+                  ("pp=2", ["layout.schedule=interleaved"]),
+                  ("cp=2", ["layout.context=ring"]), ("cp=2", ["layout.context=all_gather"]),
+                  ("cp=2", ["layout.context=ulysses"]), ("ep=2", EXPERTS)]
     if ranks >= 4:
-        found += [("fsdp=2,tp=2", []), ("pp=4", []), ("fsdp=2,pp=2", [])]
+        found += [("fsdp=2,tp=2", []), ("pp=4", []), ("fsdp=2,pp=2", []), ("cp=2,tp=2", []),
+                  ("cp=4", ["layout.context=ulysses_ring", "layout.context_ulysses=2"]),
+                  ("fsdp=2,ep=2", EXPERTS)]
     if ranks >= 8:
         found += [("fsdp=2,tp=2,pp=2", []), ("dp=2,fsdp=2,tp=2", [])]
     return found
