@@ -396,18 +396,46 @@ void draw_chart(Markup& page, const Chart& chart) {
 namespace {
 
 constexpr int kRowHeight = 34;
+constexpr int kLineHeight = 15;
+constexpr size_t kMostInLine = 42;      // letters beside the total, on a phone
 constexpr int kLimitTop = 16;           // below the name of the limit
 constexpr int kBelowBar = 10;           // that the last row does not need
 constexpr double kLeastDrawn = 0.0005;  // of the width
 constexpr double kLeastInLegend = 0.002;
 
+// The lines of a row's name, broken after commas and spaces.
+std::vector<std::string> name_lines(const StackedRow& row) {
+  std::vector<std::string> lines;
+  std::string rest = row.name;
+  while (rest.size() > kMostInLine) {
+    const size_t end = rest.find_last_of(", ", kMostInLine - 1);
+    if (end == std::string::npos) break;
+    lines.push_back(rest.substr(0, end + 1));
+    rest.erase(0, end + 1);
+  }
+  lines.push_back(rest);
+  return lines;
+}
+
+int row_height(const StackedRow& row) {
+  return kRowHeight +
+         kLineHeight * static_cast<int>(name_lines(row).size() - 1);
+}
+
 // The name and the total, which leaves room for a limit at the end of the row.
-void draw_words(
+// Returns where the last line is.
+int draw_words(
     Markup& page, const StackedBars& bars, const StackedRow& row, int top) {
   page.add(
-      "<text class='name' x='0' y='{}'>{}</text><text class='share' x='100%' "
-      "y='{}' text-anchor='end' dx='{}'>{}</text>",
-      top, row.name, top, bars.limit > 0 ? "-8" : "0", row.total);
+      "<text class='share' x='100%' y='{}' text-anchor='end' "
+      "dx='{}'>{}</text>",
+      top, bars.limit > 0 ? "-8" : "0", row.total);
+  int y = top - kLineHeight;
+  for (const auto& line : name_lines(row)) {
+    y += kLineHeight;
+    page.add("<text class='name' x='0' y='{}'>{}</text>", y, line);
+  }
+  return y;
 }
 
 void draw_bar(Markup& page, const StackedRow& row, double whole, int top) {
@@ -445,14 +473,14 @@ void draw_limits(
     return coordinate(100 * std::min(1.0, limit / whole)) + "%";
   };
   int begin = kLimitTop;
-  int end = top + kRowHeight / 2;
+  int end = top - kRowHeight / 2;
   for (const auto& row : bars.rows) {
     const std::string x = limit_x(row.limit > 0 ? row.limit : bars.limit);
+    end += row_height(row);
     page.add(
         "<line class='level limit' x1='{}' x2='{}' y1='{}' y2='{}'/>", x, x,
         begin, std::min(end, height));
     begin = end;
-    end += kRowHeight;
   }
   page.add(
       "<text class='level-name' x='{}' y='11' text-anchor='end'>{}</text>",
@@ -482,14 +510,13 @@ void draw_stacked_bars(Markup& page, const StackedBars& bars) {
   }
   page.add("</span></figcaption>");
   const int top = bars.limit > 0 ? 34 : 14;
-  const int height =
-      top + kRowHeight * static_cast<int>(bars.rows.size()) - kBelowBar;
+  int height = top - kBelowBar;
+  for (const auto& row : bars.rows) height += row_height(row);
   open_svg(page, bars.id, height, bars.title, bars.description);
   int y = top;
   for (const auto& row : bars.rows) {
-    draw_words(page, bars, row, y);
-    draw_bar(page, row, whole, y);
-    y += kRowHeight;
+    draw_bar(page, row, whole, draw_words(page, bars, row, y));
+    y += row_height(row);
   }
   if (bars.limit > 0) draw_limits(page, bars, whole, top, height);
   page.add("</svg></figure>");

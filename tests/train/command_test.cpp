@@ -444,7 +444,7 @@ class FullDisk : public testing::Test {
 
 // Training goes on: there may be room when it ends.
 TEST_F(FullDisk, WithoutRoomForTheMetricsTrainsToTheEnd) {
-  const auto last = fail("40k", 400, 3);
+  const auto last = fail("56k", 400, 3);
   EXPECT_THAT(
       last, HasAll(
                 "the checkpoint of step 400 failed: ",
