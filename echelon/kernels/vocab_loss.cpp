@@ -10,11 +10,13 @@
 #include <string_view>
 
 #include "echelon/comm/nccl/accelerator.h"
+#include "echelon/kernels/numbers.h"
 #include "echelon/layers/computing_device.h"
 
 namespace echelon::kernels {
 
 namespace sources {
+extern const std::string_view numbers_cu;
 extern const std::string_view vocab_loss_cu;
 }  // namespace sources
 
@@ -22,19 +24,15 @@ namespace {
 
 using torch::Tensor;
 
-std::string named(const char* kernel, torch::Dtype dtype) {
-  return std::string(kernel) + (dtype == torch::kFloat32    ? "_float"
-                                : dtype == torch::kBFloat16 ? "_bfloat16"
-                                                            : "_half");
-}
-
 template <size_t N>
 void launch_rows(
     const char* kernel, const Tensor& rows, std::array<void*, N> arguments) {
   if (rows.numel() == 0) return;
+  static const std::string source =
+      std::string(sources::numbers_cu).append(sources::vocab_loss_cu);
   const c10::DeviceGuard guard(rows.device());
   launch_kernel(
-      sources::vocab_loss_cu, named(kernel, rows.scalar_type()), rows.size(0),
+      source, kernel + number_suffix(rows.scalar_type()), rows.size(0),
       kVocabLossThreads, arguments.data());
 }
 
@@ -107,11 +105,9 @@ TORCH_LIBRARY_IMPL(echelon, Meta, library) {
 }
 
 bool takes(const Tensor& rows) {
-  const auto dtype = rows.scalar_type();
   return computing_device(rows) == torch::kCUDA && rows.dim() == 2 &&
          (rows.stride(1) == 1 || rows.size(1) <= 1) &&
-         (dtype == torch::kFloat32 || dtype == torch::kBFloat16 ||
-          dtype == torch::kHalf);
+         is_kernel_number(rows.scalar_type());
 }
 
 Tensor vocab_sums(const Tensor& rows, const Tensor& ids) {

@@ -1,59 +1,13 @@
 // The loss over a vocabulary, a block of threads for each row of logits: what
 // forward needs of a row in one read, and its gradient in one read and one
-// write. LibTorch's operators need five and more passes.
-//
-// NVRTC compiles this text at its first launch, without any header. Tests also
-// compile it as C++ for the host, with __shared__ variables that are static.
-
-struct BFloat16 {
-  unsigned short bits;
-};
-struct Half {
-  unsigned short bits;
-};
-
-__device__ inline float to_float(float x) { return x; }
-__device__ inline float to_float(BFloat16 x) {
-  return __builtin_bit_cast(float, static_cast<unsigned>(x.bits) << 16);
-}
-__device__ inline float to_float(Half x) {
-#ifdef __CUDA_ARCH__
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x.bits));
-  return value;
-#else
-  return half_to_float(x.bits);
-#endif
-}
-
-__device__ inline void store(float& to, float x) { to = x; }
-__device__ inline void store(BFloat16& to, float x) {
-  const unsigned bits = __builtin_bit_cast(unsigned, x);
-  // To the nearest, and of two to the even one. NaN stays NaN.
-  to.bits = x != x ? 0x7fff
-                   : static_cast<unsigned short>(
-                         (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-__device__ inline void store(Half& to, float x) {
-#ifdef __CUDA_ARCH__
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
-#else
-  to.bits = float_to_half(x);
-#endif
-}
+// write. LibTorch's operators need five and more passes. Compiled after
+// numbers.cu.
 
 constexpr int kThreads = 512;  // of a block: kVocabLossThreads
 
 __device__ inline float infinity() {
   return __builtin_bit_cast(float, 0x7f800000u);
 }
-
-// As many elements as one access of 16 bytes moves.
-template <class T>
-struct alignas(16) Packet {
-  static constexpr int kSize = 16 / sizeof(T);
-  T values[kSize];
-};
 
 template <class T>
 __device__ inline long long elements_before_packets(const T* row) {

@@ -1,71 +1,25 @@
-// The text that NVRTC compiles for GPUs, compiled for the host: a block's
-// threads are threads here, and blocks run one after the other.
+// The text that NVRTC compiles for GPUs, compiled for the host.
 #include "echelon/kernels/vocab_loss.h"
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include <barrier>
 #include <cmath>
-#include <filesystem>
-#include <functional>
 #include <limits>
-#include <memory>
-#include <thread>
+#include <string>
 #include <vector>
 
 #include "echelon/layers/computing_device.h"
-#include "tests/support/places.h"
-#include "tests/support/process.h"
-#include "tests/support/temp_folder.h"
+#include "tests/kernels/host_kernels.h"
+#include "tests/kernels/nvcc.h"
+
+namespace echelon::host_kernels {
+#include "echelon/kernels/vocab_loss.cu"
+}  // namespace echelon::host_kernels
 
 namespace echelon::vocab_loss_kernel_test {
-namespace host {
 
-struct Index {
-  int x = 0;
-};
-thread_local Index threadIdx;
-Index blockIdx;
-Index blockDim;
-std::unique_ptr<std::barrier<>> threads_of_block;
-void __syncthreads() {
-  threads_of_block->arrive_and_wait();
-}
-float half_to_float(unsigned short bits) {
-  return static_cast<float>(c10::Half(bits, c10::Half::from_bits()));
-}
-unsigned short float_to_half(float value) {
-  return c10::Half(value).x;
-}
-
-#define __global__
-#define __device__
-#define __shared__ static
-#include "echelon/kernels/vocab_loss.cu"
-#undef __global__
-#undef __device__
-#undef __shared__
-
-/// A launch of `blocks` blocks of `threads` threads.
-void launch(int64_t blocks, int threads, const std::function<void()>& kernel) {
-  threads_of_block = std::make_unique<std::barrier<>>(threads);
-  blockDim.x = threads;
-  for (int64_t block = 0; block < blocks; ++block) {
-    blockIdx.x = static_cast<int>(block);
-    std::vector<std::thread> all;
-    for (int thread = 0; thread < threads; ++thread) {
-      all.emplace_back([&, thread] {
-        threadIdx.x = thread;
-        kernel();
-      });
-    }
-    for (auto& one : all) one.join();
-  }
-}
-
-}  // namespace host
-
+namespace host = host_kernels;
 using torch::Tensor;
 
 static_assert(host::kThreads == kernels::kVocabLossThreads);
@@ -216,20 +170,8 @@ TEST(VocabLossKernels, GiveShapesOfMetaTensors) {
 
 // With CUDA's compiler, where there is one.
 TEST(VocabLossKernels, CompileForEveryArchitectureWithoutSpills) {
-  const std::string nvcc = "/usr/local/cuda/bin/nvcc";
-  if (!std::filesystem::exists(nvcc)) GTEST_SKIP() << "no " << nvcc;
-  const TempFolder folder;
-  for (const char* architecture : {"sm_80", "sm_90", "sm_100", "sm_120"}) {
-    testing_support::Command compiler(
-        {nvcc, "-cubin", "-std=c++17", "-Xptxas", "-v",
-         std::string("-arch=") + architecture, "-o", folder.path("cubin"),
-         source_path("echelon/kernels/vocab_loss.cu")});
-    EXPECT_EQ(compiler.wait(), 0) << compiler.err();
-    EXPECT_THAT(compiler.err(), testing::HasSubstr(" 0 bytes spill stores"));
-    EXPECT_THAT(
-        compiler.err(),
-        testing::Not(testing::ContainsRegex("[1-9][0-9]* bytes spill")));
-  }
+  ECHELON_NEED_NVCC();
+  expect_compiles_without_spills("vocab_loss.cu");
 }
 
 }  // namespace echelon::vocab_loss_kernel_test

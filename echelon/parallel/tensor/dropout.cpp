@@ -1,8 +1,9 @@
-// Two implementations give the same mask. On a CPU the tensor is split into
+// Three implementations give the same mask. On a CPU the tensor is split into
 // runs of consecutive elements of one sample, and each run computes Philox
-// blocks in a loop that the compiler vectorises, also for AVX2. Elsewhere
-// LibTorch's operators compute the words, with 32-bit products in int64.
-// Backward multiplies by the same mask, which is saved as bools.
+// blocks in a loop that the compiler vectorises, also for AVX2. GPUs have a
+// kernel (kernels/elementwise.h). Elsewhere LibTorch's operators compute the
+// words, with 32-bit products in int64. Backward multiplies by the same mask,
+// which is saved as bools.
 #include "echelon/parallel/tensor/dropout.h"
 
 #include <torch/autograd.h>
@@ -21,6 +22,8 @@
 #include <xxhash.h>
 
 #include "echelon/error.h"
+#include "echelon/kernels/elementwise.h"
+#include "echelon/layers/computing_device.h"
 #include "echelon/layers/philox.h"
 #include "echelon/text/format.h"
 
@@ -137,6 +140,7 @@ auto run_keeper() {
 
 // x * scale where kept, else 0.
 Tensor kept(const Tensor& x, const Tensor& mask, double scale) {
+  if (kernels::takes_elementwise(x)) return kernels::dropout(x, mask, scale);
   if (!x.is_cpu()) {
     return at::where(mask, x * scale, at::zeros({}, x.options()));
   }
@@ -179,6 +183,47 @@ class Kept : public torch::autograd::Function<Kept> {
         Tensor(), Tensor()};
   }
 };
+
+// Where each row begins in its sample's stream, and its sample's key: [rows].
+struct RowStarts {
+  Tensor first, sample_key;
+};
+
+RowStarts
+row_starts(const Tensor& x, const Tensor& keys, const DropoutPlace& place) {
+  const auto integers = x.options().dtype(torch::kInt64);
+  if (x.is_meta()) {
+    return {at::empty({x.size(0)}, integers), at::empty({x.size(0)}, integers)};
+  }
+  const int64_t row_size = x.numel() / std::max<int64_t>(x.size(0), 1);
+  const auto rows =
+      torch::arange(place.first_row, place.first_row + x.size(0), integers);
+  const auto sample = rows.div(place.rows_per_sample, "floor");
+  auto in_sample = rows - sample * place.rows_per_sample;
+  if (!place.rows.empty()) {
+    std::vector<Tensor> all;
+    for (const auto& piece : place.rows) {
+      all.push_back(torch::arange(piece.begin, piece.end, integers));
+    }
+    in_sample = at::cat(all).index_select(0, in_sample);
+  }
+  const int64_t row_elements =
+      place.row_elements == 0 ? row_size : place.row_elements;
+  return {
+      in_sample * row_elements + place.first_element,
+      keys.to(x.device()).index_select(0, sample)};
+}
+
+Tensor mask_by_kernel(
+    const Tensor& x, const Tensor& keys, const DropoutSource& source,
+    const DropoutPlace& place) {
+  const auto starts = row_starts(x, keys, place);
+  const int64_t row_size = x.numel() / std::max<int64_t>(x.size(0), 1);
+  return kernels::dropout_mask(
+             starts.first, starts.sample_key, row_size, source.stream,
+             threshold_of(source.probability))
+      .view(x.sizes());
+}
 
 // ------------------------------------------------------------- by operators
 
@@ -291,32 +336,20 @@ Tensor detail::keep_mask_by_operators(
     const Tensor& x, const Tensor& keys, const DropoutSource& source,
     const DropoutPlace& place) {
   const torch::NoGradGuard no_grad;
-  const auto integers = x.options().dtype(torch::kInt64);
+  const auto starts = row_starts(x, keys, place);
+  const auto integers = starts.first.options();
   const int64_t row_size = x.numel() / std::max<int64_t>(x.size(0), 1);
-  const auto rows =
-      torch::arange(place.first_row, place.first_row + x.size(0), integers)
-          .unsqueeze(1);
-  const auto sample = rows.div(place.rows_per_sample, "floor");
-  auto in_sample = rows - sample * place.rows_per_sample;
-  if (!place.rows.empty()) {
-    std::vector<Tensor> all;
-    for (const auto& piece : place.rows) {
-      all.push_back(torch::arange(piece.begin, piece.end, integers));
-    }
-    in_sample = at::cat(all).index_select(0, in_sample.flatten()).unsqueeze(1);
-  }
   const int64_t row_elements =
       place.row_elements == 0 ? row_size : place.row_elements;
-  const auto first = in_sample * row_elements + place.first_element;
-  const auto key = keys.to(x.device()).index_select(0, sample.flatten());
   // Four elements share a counter if rows are aligned; else each element has
   // its own counter.
   const bool aligned = row_size % 4 == 0 && row_elements % 4 == 0 &&
                        place.first_element % 4 == 0;
-  const auto element =
-      first + torch::arange(0, row_size, aligned ? 4 : 1, integers);
+  const auto element = starts.first.unsqueeze(1) +
+                       torch::arange(0, row_size, aligned ? 4 : 1, integers);
   auto words = words_by_operators(
-      source.stream, key.unsqueeze(1), at::bitwise_right_shift(element, 2));
+      source.stream, starts.sample_key.unsqueeze(1),
+      at::bitwise_right_shift(element, 2));
   if (!aligned) {
     words = words.gather(-1, at::bitwise_and(element, 3).unsqueeze(-1));
   }
@@ -327,6 +360,9 @@ Tensor detail::keep_mask(
     const Tensor& x, const Tensor& keys, const DropoutSource& source,
     const DropoutPlace& place) {
   const auto mask_options = x.options().dtype(torch::kBool);
+  if (computing_device(x) == torch::kCUDA) {
+    return mask_by_kernel(x, keys, source, place);
+  }
   if (x.is_meta()) return at::empty(x.sizes(), mask_options);
   if (!x.is_cpu()) return keep_mask_by_operators(x, keys, source, place);
   auto mask = at::empty(x.sizes(), mask_options);

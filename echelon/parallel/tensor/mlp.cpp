@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/kernels/elementwise.h"
+
 namespace echelon {
 namespace {
 
@@ -47,11 +49,17 @@ bool fits_pieces(const Tensor& a, const Tensor& b) {
          a.scalar_type() == b.scalar_type();
 }
 
+bool takes_kernel(const Tensor& a, const Tensor& b) {
+  return kernels::takes_elementwise(a) && a.sizes() == b.sizes() &&
+         a.scalar_type() == b.scalar_type();
+}
+
 class SiluTimes : public torch::autograd::Function<SiluTimes> {
  public:
   static Tensor
   forward(AutogradContext* context, const Tensor& gate, const Tensor& up) {
     context->save_for_backward({gate, up});
+    if (takes_kernel(gate, up)) return kernels::swiglu(gate, up);
     if (!fits_pieces(gate, up)) return at::silu(gate).mul_(up);
     auto result = at::empty_like(gate);
     in_pieces({gate, up, result}, [](const std::vector<Tensor>& piece) {
@@ -68,7 +76,13 @@ class SiluTimes : public torch::autograd::Function<SiluTimes> {
     const auto& up = saved[1];
     const auto& gradient = gradients[0];
     // With create_graph, uses operators that autograd can differentiate.
-    if (at::GradMode::is_enabled() || !fits_pieces(gate, gradient)) {
+    const bool any_order = at::GradMode::is_enabled();
+    if (!any_order && takes_kernel(gate, gradient) && takes_kernel(gate, up)) {
+      const auto [to_gate, to_up] =
+          kernels::swiglu_gradient(gradient, gate, up);
+      return {to_gate, to_up};
+    }
+    if (any_order || !fits_pieces(gate, gradient)) {
       const auto share = at::sigmoid(gate);
       return {
           gradient * up * share * (1 + gate * (1 - share)),

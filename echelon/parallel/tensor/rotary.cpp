@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/kernels/elementwise.h"
 #include "echelon/layers/low_precision.h"
 #include "echelon/text/format.h"
 
@@ -95,6 +96,10 @@ Tensor of_pairs(const Tensor& x, RotaryPairs pairs, int64_t which) {
 Tensor rotated(
     const Tensor& x, const Tensor& cosine, const Tensor& sine, int sign,
     RotaryPairs pairs) {
+  if (kernels::takes_elementwise(x)) {
+    return kernels::rotate(
+        x, cosine, sine, sign, pairs == RotaryPairs::neighbours);
+  }
   const auto cos = cosine.unsqueeze(1);  // [positions, 1, half]
   const auto sin = sine.unsqueeze(1);
   const auto a = of_pairs(x, pairs, 0);

@@ -1,10 +1,13 @@
-// What has other kernels on a GPU: norms and the loss, against the CPU's in
-// float64.
+// What has other kernels on a GPU: norms, rotary positions, SwiGLU, dropout and
+// the loss, against the CPU's in float64.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "echelon/comm/nccl/nccl_backend.h"
+#include "echelon/parallel/tensor/dropout.h"
+#include "echelon/parallel/tensor/mlp.h"
 #include "echelon/parallel/tensor/norm.h"
+#include "echelon/parallel/tensor/rotary.h"
 #include "echelon/parallel/tensor/vocab.h"
 #include "tests/parallel/tensor/parts.h"
 
@@ -46,6 +49,71 @@ TEST_P(TensorGpu, RmsNorm) {
   expect_tensor("x", exact_x.grad(), x.grad().cpu(), tolerance());
   expect_tensor(
       "weight", exact_weight.grad(), weight.grad().cpu(), tolerance());
+}
+
+TEST_P(TensorGpu, RotaryPositions) {
+  for (const auto pairs : {RotaryPairs::halves, RotaryPairs::neighbours}) {
+    for (const int64_t size : {64, 6}) {
+      // Heads of a wider row, as those of one product of queries and keys.
+      const auto [x, exact_x] = leaves({2, 9, 5 * size}, 1);
+      const auto [g, exact_g] = leaves({2, 9, 3, size}, 2);
+      const auto turn = [&](const Tensor& rows) {
+        const auto heads =
+            rows.narrow(2, 2 * size, 3 * size).view({2, 9, 3, size});
+        return rotate(
+            heads, rotary_table({}, size, 4, 9, rows.options()), pairs);
+      };
+      const auto y = turn(x), exact = turn(exact_x);
+      EXPECT_EQ(y.scalar_type(), GetParam());
+      expect_tensor("y", exact, y.cpu(), tolerance());
+      y.backward(g.detach());
+      exact.backward(exact_g.detach());
+      expect_tensor("x", exact_x.grad(), x.grad().cpu(), tolerance());
+    }
+  }
+}
+
+TEST_P(TensorGpu, Swiglu) {
+  for (const int64_t width : {256, 7}) {
+    const auto [gate, exact_gate] = leaves({30, width}, 1);
+    const auto [up, exact_up] = leaves({30, width}, 2);
+    const auto [g, exact_g] = leaves({30, width}, 3);
+    const auto y = silu_times(gate, up);
+    const auto exact = silu_times(exact_gate, exact_up);
+    expect_tensor("y", exact, y.cpu(), tolerance());
+    y.backward(g.detach());
+    exact.backward(exact_g.detach());
+    expect_tensor("gate", exact_gate.grad(), gate.grad().cpu(), tolerance());
+    expect_tensor("up", exact_up.grad(), up.grad().cpu(), tolerance());
+  }
+}
+
+// The masks are the CPU's, bit by bit.
+TEST_P(TensorGpu, Dropout) {
+  const auto keys = torch::tensor({int64_t{5}, int64_t{-7}}, torch::kInt64);
+  const DropoutSource source{0.3, dropout_stream("transformer.h.0.drop")};
+  for (const int64_t width : {1000, 33}) {
+    for (const auto& place :
+         {DropoutPlace{.rows_per_sample = 3},
+          DropoutPlace{
+              .first_row = 2, .rows_per_sample = 3, .first_element = 5},
+          DropoutPlace{
+              .rows_per_sample = 3,
+ .rows = {{7, 9}, {1, 2}},
+ .row_elements = 2 * width}}) {
+      const auto [x, exact_x] = leaves({4, width}, 1);
+      const auto [g, exact_g] = leaves({4, width}, 2);
+      const auto mask = detail::keep_mask(x.detach(), keys, source, place);
+      EXPECT_TRUE(mask.cpu().equal(
+          detail::keep_mask(exact_x.detach(), keys, source, place)));
+      const auto y = dropout(x, keys, source, place);
+      const auto exact = dropout(exact_x, keys, source, place);
+      expect_tensor("y", exact, y.cpu(), tolerance());
+      y.backward(g.detach());
+      exact.backward(exact_g.detach());
+      expect_tensor("x", exact_x.grad(), x.grad().cpu(), tolerance());
+    }
+  }
 }
 
 TEST_P(TensorGpu, CrossEntropyAndArgmax) {

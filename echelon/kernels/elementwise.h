@@ -1,0 +1,53 @@
+// Elementwise kernels for GPUs: rotary positions, SwiGLU and dropout, each in
+// one pass over memory. They are operators of LibTorch's dispatcher, so counts
+// and profiles see each as one, and on meta tensors they give shapes. They have
+// no derivatives: the layers that call them are autograd functions.
+//
+// The functions take tensors of which takes_elementwise() is true, in float32,
+// bfloat16 or float16; they compute in float32 and round once.
+#pragma once
+
+#include <torch/types.h>
+
+#include <tuple>
+
+namespace echelon::kernels {
+
+/// Whether the functions below take `x`: on a GPU, or a meta tensor that stands
+/// for one there.
+bool takes_elementwise(const torch::Tensor& x);
+
+/// (a, b) -> (a cos - b sin, b cos + a sin) for pairs of features.
+///
+///   x             [batch, positions, heads, size], any strides, size even
+///   cosine, sine  [positions, size / 2], float32
+///   sign          multiplies the sines: -1 rotates back
+///   neighbours    features 2 i and 2 i + 1 are a pair, not i and i + size / 2
+///   returns       a tensor as x, contiguous
+torch::Tensor rotate(
+    const torch::Tensor& x, const torch::Tensor& cosine,
+    const torch::Tensor& sine, double sign, bool neighbours);
+
+/// gate * sigmoid(gate) * up, of two tensors of one shape and dtype.
+torch::Tensor swiglu(const torch::Tensor& gate, const torch::Tensor& up);
+
+/// The gradients of swiglu() to gate and to up.
+std::tuple<torch::Tensor, torch::Tensor> swiglu_gradient(
+    const torch::Tensor& gradient, const torch::Tensor& gate,
+    const torch::Tensor& up);
+
+/// Which elements dropout keeps: those whose word of the Philox stream
+/// (layers/philox.h) is at least the threshold.
+///
+///   first, sample_key  [rows], int64: the word of each row's first element,
+///                      not negative, and the key of its sample
+///   returns            [rows, width], bool
+torch::Tensor dropout_mask(
+    const torch::Tensor& first, const torch::Tensor& sample_key, int64_t width,
+    uint64_t stream, uint32_t threshold);
+
+/// x * scale where `keep` is true, else 0.
+torch::Tensor
+dropout(const torch::Tensor& x, const torch::Tensor& keep, double scale);
+
+}  // namespace echelon::kernels

@@ -1,0 +1,74 @@
+// What lets the text of our GPU kernels compile as C++ for the host. A test
+// includes a .cu file inside of this namespace, after this header:
+//
+//   namespace echelon::host_kernels {
+//   #include "echelon/kernels/vocab_loss.cu"
+//   }
+#pragma once
+
+#include <torch/types.h>
+
+#include <barrier>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace echelon::host_kernels {
+
+struct Index {
+  int x = 0;
+};
+inline thread_local Index threadIdx;
+inline Index blockIdx;
+inline Index blockDim;
+inline std::unique_ptr<std::barrier<>> threads_of_block;
+
+inline void __syncthreads() {
+  threads_of_block->arrive_and_wait();
+}
+inline float half_to_float(unsigned short bits) {
+  return static_cast<float>(c10::Half(bits, c10::Half::from_bits()));
+}
+inline unsigned short float_to_half(float value) {
+  return c10::Half(value).x;
+}
+
+/// A launch of `blocks` blocks of `threads` threads. A block's threads are
+/// threads here; blocks run one after the other.
+inline void
+launch(int64_t blocks, int threads, const std::function<void()>& kernel) {
+  threads_of_block = std::make_unique<std::barrier<>>(threads);
+  blockDim.x = threads;
+  for (int64_t block = 0; block < blocks; ++block) {
+    blockIdx.x = static_cast<int>(block);
+    std::vector<std::thread> all;
+    for (int thread = 0; thread < threads; ++thread) {
+      all.emplace_back([&, thread] {
+        threadIdx.x = thread;
+        kernel();
+      });
+    }
+    for (auto& one : all) one.join();
+  }
+}
+
+/// The same of a kernel whose threads do not wait for each other: they run one
+/// after the other.
+inline void launch_in_turn(
+    int64_t blocks, int threads, const std::function<void()>& kernel) {
+  blockDim.x = threads;
+  for (int64_t block = 0; block < blocks; ++block) {
+    blockIdx.x = static_cast<int>(block);
+    for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) kernel();
+  }
+}
+
+#define __global__
+#define __device__
+#define __shared__ static
+#include "echelon/kernels/numbers.cu"
+
+}  // namespace echelon::host_kernels
