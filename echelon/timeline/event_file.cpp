@@ -249,9 +249,14 @@ Scalars scalars_of(const StepMetrics& step, int ranks) {
 }
 
 Scalars scalars_of(const EvaluationMetrics& evaluation) {
-  Scalars scalars = {
-      {std::string(kEvaluation) + "loss", evaluation.loss},
-      {std::string(kEvaluation) + "accuracy", evaluation.accuracy}};
+  Scalars scalars = {{std::string(kEvaluation) + "loss", evaluation.loss}};
+  if (evaluation.accuracy) {
+    scalars.emplace_back(
+        std::string(kEvaluation) + "accuracy", *evaluation.accuracy);
+  }
+  for (const auto& [name, value] : evaluation.own) {
+    scalars.emplace_back(std::string(kEvaluation) + name, value);
+  }
   if (evaluation.perplexity) {
     scalars.emplace_back(
         std::string(kEvaluation) + "perplexity", *evaluation.perplexity);

@@ -77,18 +77,23 @@ struct EvaluationMetrics {
   int64_t step = 0;
   double epoch = 0;
   int64_t samples = 0;
-  double accuracy = 0;  // 0 to 1: samples, or tokens, that are right
+  /// 0 to 1: samples, or tokens, that are right; none where a loss has no right
+  /// answers.
+  std::optional<double> accuracy;
   double loss = 0;
   double seconds = 0;
   std::optional<int64_t> tokens;     // language models: those with a next token
   std::optional<double> perplexity;  // exp(loss)
+  /// A program's own metrics, by name.
+  std::vector<std::pair<std::string, double>> own;
 
   bool operator==(const EvaluationMetrics&) const = default;
 };
 
 /// "accuracy 91.24 % on 360 held-out samples, loss 0.2931"; of
 /// tokens "perplexity 12.31, accuracy 41.07 % on 4096 held-out tokens,
-/// loss 2.5104".
+/// loss 2.5104"; without right answers "loss 0.2931 on 360 held-out samples".
+/// A program's metrics follow: ", mae 0.0512".
 std::string to_text(const EvaluationMetrics& metrics);
 
 /// Appends to a metrics file, at most every 50 ms, since a system call in each

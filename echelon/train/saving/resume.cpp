@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -53,6 +54,7 @@ std::string was_now(
 }
 
 constexpr const char* kContents = "contents of ";
+constexpr const char* kPosition = "position of the stream = ";
 
 // Lists the changed settings that decide which samples a step sees.
 std::vector<std::string> changes_of_samples(
@@ -285,7 +287,10 @@ std::string describe_samples(const Job& job, const TrainingData& data) {
     if (key == "workers" || key == "prefetch") continue;
     text << line << "\n";
   }
-  text << "samples = " << data.train_samples.size()
+  text << "samples = "
+       << (data.train->is_stream()
+               ? data.train->size()
+               : static_cast<int64_t>(data.train_samples.size()))
        << "\nheld_out = " << data.holdout_samples.size() << "\n";
   const auto add_contents = [&](const Dataset& samples) {
     for (const auto& [name, sum] : samples.fingerprints()) {
@@ -295,6 +300,32 @@ std::string describe_samples(const Job& job, const TrainingData& data) {
   add_contents(*data.train);
   if (data.holdout != data.train) add_contents(*data.holdout);
   return text.str();
+}
+
+std::string
+with_position(const std::string& samples, const std::string& stream) {
+  if (stream.empty()) return samples;
+  try {
+    return samples + kPosition + nlohmann::json(stream).dump() + "\n";
+  } catch (const nlohmann::json::exception&) {
+    throw ConfigError(
+        "the position() of the data's stream is no text in UTF-8, which a "
+        "checkpoint stores");
+  }
+}
+
+std::string stream_position(const CheckpointManifest& manifest) {
+  const size_t found = manifest.data.rfind(kPosition);
+  if (found == std::string::npos) return {};
+  const size_t begin = found + std::string_view(kPosition).size();
+  const auto line =
+      manifest.data.substr(begin, manifest.data.find('\n', begin) - begin);
+  const auto json = nlohmann::json::parse(line, nullptr, false);
+  if (json.is_string()) return json.get<std::string>();
+  throw CheckpointError(format(
+      "the checkpoint of step {} has a damaged position of its data's stream: "
+      "{}",
+      manifest.step, line));
 }
 
 std::vector<std::string> differences(

@@ -201,6 +201,16 @@ struct MicrobatchLoop {
 /// parameters with ranks that have some.
 Tensors stand_in(const Tensors& inputs);
 
+/// The objective of place.source on this rank of job.layout.
+TrainingObjective objective_on(
+    const Job& job, const ModelPlace& place, const TensorParallel& parallel);
+
+/// Evaluates `outputs` for the samples of a prepared batch, or, of a rank that
+/// has none, for a stand-in of them.
+void score_batch(
+    const TrainingObjective& objective, Score& score, const Tensors& outputs,
+    const Batch& batch, bool empty);
+
 /// One constructor per strategy; make_parallel_model chooses.
 std::unique_ptr<ParallelModel>
 make_data_parallel_model(const Job& job, const ModelPlace& place);
