@@ -596,8 +596,9 @@ void add_train(Command& root) {
       "replace the run folder if it exists");
   command.option(
       "--resume", overrides.resume, "FOLDER",
-      "start from another run's folder or from a checkpoint; auto: a run "
-      "resumes from its own newest checkpoint (default); never: it does not");
+      "start from another run's folder or from a checkpoint, also on object "
+      "storage (s3://BUCKET/PREFIX); auto: a run resumes from its own newest "
+      "checkpoint (default); never: it does not");
   command.flag(
       "--check", arguments.check,
       "check the configuration and the files that it names; start nothing");

@@ -58,6 +58,7 @@ SKIPPED = {
     "benchmarks/pool_first_step.py": "takes a minute; tests/pool does it in short",
     "echelon job ": "needs a job that runs meanwhile; tests/train/saving does it",
     "--nnodes 2 --check": "asks the Slurm of this machine; tests/deploy does it",
+    "s3://models": "needs an S3 server; tests/train/saving/remote_command_test has one",
     "echelon submit ": "needs Slurm; tests/deploy has a stand-in",
     "watch runs  ": "goes on until Ctrl-C; tests/watch does it",
     "watch runs/digits --web": "goes on until Ctrl-C; tests/watch does it",

@@ -28,7 +28,6 @@
 #include "echelon/checkpoint/files/rank_file.h"
 #include "echelon/checkpoint/format/foreign.h"
 #include "echelon/error.h"
-#include "echelon/storage/settings.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -147,13 +146,6 @@ std::string what_else(const fs::path& path) {
 }  // namespace
 
 std::vector<CheckpointPlace> find_checkpoints(const fs::path& given) {
-  if (storage::is_object_url(given.native())) {
-    throw CheckpointError(
-        given.native() +
-        ": is on object storage, and a checkpoint is read from a folder; a run "
-        "with [checkpoint] remote = \"s3://BUCKET/PREFIX\" fetches the newest "
-        "below PREFIX/checkpoints, and aws s3 cp --recursive copies any other");
-  }
   const auto path = without_slash(given);
   std::error_code error;
   const auto kind = fs::status(path, error).type();

@@ -14,7 +14,9 @@
 #include <utility>
 
 #include "echelon/checkpoint/files/reader.h"
+#include "echelon/checkpoint/remote/object_checkpoints.h"
 #include "echelon/error.h"
+#include "echelon/storage/settings.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 #include "echelon/train/saving/saved_state.h"
@@ -157,6 +159,22 @@ std::string name_of(const CheckpointPlace& place, bool in_memory) {
                    : place.path.string();
 }
 
+// The run that checkpoint.resume names may have saved between the looks of two
+// ranks.
+void check_same_on_all(
+    World& world, const CheckpointManifest& manifest,
+    const std::string& named) {
+  const auto seen =
+      world.exchange(format("{} {}", manifest.step, manifest.content_hash));
+  const bool same = std::ranges::all_of(
+      seen, [&](const auto& one) { return one == seen.front(); });
+  if (same) return;
+  throw Error(format(
+      "resume = \"{}\": ranks have found different checkpoints there; name one "
+      "of them, or start again when that run saves no more",
+      named));
+}
+
 // Training will save the steps of these checkpoints again.
 void make_room(const std::vector<CheckpointPlace>& damaged) {
   for (const auto& place : damaged) {
@@ -231,7 +249,7 @@ Resume find_on_disk(
     resume.instead_of_others = names_others(from, folder, resume.candidates);
     return resume;
   }
-  resume.candidates = find_checkpoints(from);
+  resume.candidates = find_checkpoints(local_checkpoint(from));
   return resume;
 }
 
@@ -354,6 +372,9 @@ Resumed resume(
     const auto seen = world.exchange(damage);
     if (damage.empty()) damage = detail::first_failure(seen);
     if (damage.empty()) {
+      if (!from.own && !in_memory) {
+        check_same_on_all(world, reader->manifest(), job.checkpoint.resume);
+      }
       check_same_samples(reader->manifest(), job, samples, name);
       check_same_model(
           reader->manifest(), job, source, state.optimizer(), name);
@@ -395,13 +416,24 @@ Resumed resume(
       from.candidates.size(), last));
 }
 
+namespace {
+
+// The address, not the path of its copy.
+std::string place_of(const Resumed& resumed, const Job& job) {
+  const std::string& named = job.checkpoint.resume;
+  return !resumed.own && storage::is_object_url(named) ? named
+                                                       : resumed.path.string();
+}
+
+}  // namespace
+
 std::string describe(
     const Resumed& resumed, const Resume& from, const Job& job,
     const std::string& samples, int64_t total_steps) {
   const CheckpointManifest& manifest = resumed.manifest;
   std::vector<std::string> lines = {format(
       "resumes from step {} {}, saved with {} on {}", manifest.step,
-      resumed.in_memory ? "in memory" : "of " + resumed.path.string(),
+      resumed.in_memory ? "in memory" : "of " + place_of(resumed, job),
       manifest.layout, counted(manifest.ranks, "rank"))};
   const auto add = [&](const std::string& line) {
     lines.push_back("  " + line);
