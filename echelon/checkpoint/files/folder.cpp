@@ -325,7 +325,7 @@ void publish(const fs::path& folder, int64_t step) {
 
 // ----------------------------------------------------------------- the lock
 
-// `echelon job` reads it, to ask a job of Slurm on its node.
+// `echelon job` reads it, to ask a job where it is.
 std::string owner_text() {
   char name[256] = "?";
   ::gethostname(name, sizeof(name) - 1);
@@ -334,6 +334,12 @@ std::string owner_text() {
   const char* node = std::getenv("SLURMD_NODENAME");
   if (job != nullptr && node != nullptr) {
     host = format("{} of Slurm job {}", node, job);
+  }
+  // As the manifests of `echelon deploy` give them.
+  const char* pod = std::getenv("POD_NAME");
+  const char* name_space = std::getenv("POD_NAMESPACE");
+  if (pod != nullptr && name_space != nullptr) {
+    host += format(" of pod {}/{}", name_space, pod);
   }
   const std::time_t now = std::time(nullptr);
   std::tm utc = {};
