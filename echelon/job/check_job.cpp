@@ -141,13 +141,6 @@ class Checker {
           "a rank that shares out experts with others drives one device; set "
           "either [layout] ep or devices");
     }
-    if (job_.layout.cp > 1) {
-      fail(
-          "layout.ep",
-          "experts spread over ranks and sequences cut over ranks (cp = {}) do "
-          "not go together yet; set cp = 1, or set ep = 1 and use dp or fsdp",
-          job_.layout.cp);
-    }
   }
 
   void check_tensor_parallel() {
@@ -175,6 +168,14 @@ class Checker {
     if (!has_experts(job_.model)) return;
     if (job_.model.aux_loss > 0) refuse_loss_of_sequences("model.aux_loss");
     if (job_.model.z_loss > 0) refuse_loss_of_sequences("model.z_loss");
+    if (job_.model.capacity_factor > 0) {
+      fail(
+          "model.capacity_factor",
+          "counts the tokens of whole sequences, and each rank of cp = {} has "
+          "parts of them; set it to 0, or set cp = 1 and use dp, fsdp, pp, tp "
+          "or ep",
+          job_.layout.cp);
+    }
   }
 
   [[noreturn]] void refuse_loss_of_sequences(const std::string& key) {

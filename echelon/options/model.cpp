@@ -37,6 +37,12 @@ void bind_experts(config::Section& section, ModelOptions& options) {
       "mixtral, qwen3-moe, deepseek-v3: coefficient of the loss that keeps the "
       "router's scores small",
       {.at_least = 0});
+  section.field(
+      "capacity_factor", options.capacity_factor,
+      "mixtral, qwen3-moe, deepseek-v3: the most tokens of a sample that an "
+      "expert takes in training, over its share of an even load; others are "
+      "dropped; 0: none is",
+      {.at_least = 0});
 }
 
 void bind_deepseek(config::Section& section, ModelOptions& options) {

@@ -67,6 +67,8 @@ struct ModelOptions {
   bool normalize_routing = true;  // the weights of a token's experts sum to 1
   double aux_loss = 0;            // coefficient of the load-balancing loss
   double z_loss = 0;              // coefficient of the router's z-loss
+  double capacity_factor = 0;     // tokens of a sample that an expert takes,
+                                  // over the mean load; 0: all
   // deepseek-v3; the architecture has the formulas (language_model.h).
   int64_t expert_size = 0;       // features within one expert
   int64_t shared_experts = 0;    // that every token passes, each of expert_size

@@ -338,6 +338,7 @@ std::string to_html(const ReportInput& input) {
   draw_head(page, input, tiles_of(input, diagnosis, stages));
   draw_findings(page, input);
   draw_curves(page, input);
+  draw_expert_section(page, input.metrics);
   if (stages) {
     page.add(
         "<section id='stages'><h2>{}</h2><p class='lead'>{}</p>",

@@ -82,6 +82,15 @@ std::string to_line(const StepMetrics& m) {
     }
     json["layer_grad_norms"] = std::move(norms);
   }
+  put_if("expert_imbalance", m.expert_imbalance);
+  put_if("dropped_share", m.dropped_share);
+  for (const auto& layer : m.expert_loads) {
+    json["expert_loads"][layer.layer] = layer.chosen;
+  }
+  for (const auto& layer : m.expert_loads) {
+    if (layer.dropped.empty()) continue;
+    json["expert_drops"][layer.layer] = layer.dropped;
+  }
   return json.dump() + "\n";
 }
 
@@ -147,6 +156,16 @@ StepMetrics step_from(const OrderedJson& json) {
     for (const auto& [layer, value] : found->items()) {
       if (value.is_string()) continue;  // what a null is
       m.layer_grad_norms.emplace_back(layer, get(*found, layer).value_or(0));
+    }
+  }
+  m.expert_imbalance = get(json, "expert_imbalance");
+  m.dropped_share = get(json, "dropped_share");
+  if (const auto found = json.find("expert_loads"); found != json.end()) {
+    const auto drops = json.value("expert_drops", OrderedJson::object());
+    for (const auto& [layer, loads] : found->items()) {
+      m.expert_loads.push_back(
+          {layer, loads.get<std::vector<int64_t>>(),
+           drops.value(layer, std::vector<int64_t>())});
     }
   }
   return m;

@@ -21,7 +21,9 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
+#include "echelon/architecture/language_model.h"
 #include "echelon/architecture/parameter_list.h"
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"
@@ -82,6 +84,12 @@ Job as_saved(Job job, const LayerFactory& layers) {
   return job;
 }
 
+std::vector<std::string>
+mixtures_of(const Job& job, const ModelSource& source) {
+  const auto shape = language_shape(job, source);
+  return shape ? mixture_names(*shape) : std::vector<std::string>();
+}
+
 Window window_of(const timeline::Rollback& rollback) {
   return {
       {rollback.first.epoch, rollback.first.sample},
@@ -138,6 +146,9 @@ class Loop {
   void cut_anew();
   void
   record(const Queued& queued, const StepSums& sums, const StepUpdate& update);
+  void record_experts(
+      const Queued& queued, const StepSums& sums,
+      timeline::StepMetrics& metrics);
   bool restore();
   void go_to(const CheckpointManifest& from);
   CheckpointManifest position_in_run() const;
@@ -181,10 +192,12 @@ class Loop {
   Loader loader_;
   int64_t total_steps_;
   ModelSource source_;
-  RunLayers run_layers_;             // rank 0; for predictions
-  RunWork work_;                     // rank 0
-  std::vector<std::string> layers_;  // names
-  std::string samples_;              // describe_samples()
+  RunLayers run_layers_;               // rank 0; for predictions
+  RunWork work_;                       // rank 0
+  std::vector<std::string> layers_;    // names
+  std::vector<std::string> mixtures_;  // names
+  bool told_of_drops_ = false;
+  std::string samples_;  // describe_samples()
   const RankEnvironment environment_;
   ProgressMark progress_;
   RestartMemory restart_memory_;
@@ -235,6 +248,7 @@ Loop::Loop(
       total_steps_(total_steps(job.train, loader_.batches_per_epoch())),
       source_(model_source(job, layers, data_.train->spec())),
       layers_(source_.layers.names()),
+      mixtures_(mixtures_of(job_, source_)),
       samples_(describe_samples(job, data_)),
       environment_(read_environment()),
       // Of ranks that are threads, rank 0 speaks for all.
@@ -499,7 +513,9 @@ bool Loop::one_step() {
        .memory =
            memory_saver_ && is_rank_zero() && memory_saver_->wanted(step_ + 1),
        .memory_busy = memory_saver_ && memory_saver_->is_sending(),
-       .record = is_rank_zero() && shots_.due()},
+       .record = is_rank_zero() && shots_.due(),
+       .expert_counts = mixtures_.empty() ? torch::Tensor()
+                                          : state_->model().expert_counts()},
       world_);
   if (world_.device().is_cpu()) common_ns_ = timeline::steady_now_ns();
   for (const auto& reason : batch->skip_reasons) {
@@ -660,8 +676,39 @@ void Loop::record(
   for (size_t i = 0; i < update.layer_norms.size(); ++i) {
     metrics.layer_grad_norms.emplace_back(layers_[i], update.layer_norms[i]);
   }
+  if (!mixtures_.empty()) record_experts(queued, sums, metrics);
   if (sums.slowest_rank >= 0) metrics.slowest_rank = sums.slowest_rank;
   log_.add(metrics, sums, whole, phases);
+}
+
+// Loads of all experts are many numbers, so a run writes them about a hundred
+// times, when other figures of a step are logged.
+void Loop::record_experts(
+    const Queued& queued, const StepSums& sums,
+    timeline::StepMetrics& metrics) {
+  constexpr int64_t kTimes = 100;
+  constexpr double kToldShare = 0.1;
+  auto loads = timeline::expert_loads(mixtures_, sums.expert_counts);
+  metrics.expert_imbalance = timeline::imbalance_of(loads);
+  if (job_.model.capacity_factor > 0) {
+    const double share = timeline::dropped_share(loads);
+    metrics.dropped_share = share;
+    if (share > kToldShare && !std::exchange(told_of_drops_, true)) {
+      log_.message(format(
+          "warning: step {}: {} of the choices of experts were dropped, most "
+          "of "
+          "them by {}; raise [model] capacity_factor = {} or aux_loss. "
+          "dropped_share in metrics.jsonl tells of later steps",
+          queued.step, format_percent(share), timeline::most_dropped(loads),
+          format_number(job_.model.capacity_factor)));
+    }
+  }
+  const int64_t log_every = std::max<int64_t>(1, job_.train.log_every);
+  const int64_t every =
+      log_every * std::max<int64_t>(1, total_steps_ / kTimes / log_every);
+  if (queued.step == 1 || queued.step % every == 0) {
+    metrics.expert_loads = std::move(loads);
+  }
 }
 
 void Loop::record_last() noexcept {

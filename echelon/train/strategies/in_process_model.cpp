@@ -58,7 +58,9 @@ class InProcessModel : public ParallelModel {
         experts_(
             *network_, place.groups,
             data_parallel_options(job.train, job.model.sync_batch_norm)),
-        balance_({network_}, place.groups.data()) {}
+        routers_(
+            {network_}, language_shape(job, place.source), place.groups.data(),
+            first_) {}
 
   Score forward_backward(const Batch& raw, bool count_units) override {
     const Batch batch = placed(raw);
@@ -82,7 +84,7 @@ class InProcessModel : public ParallelModel {
     const Score score = loop.run(batch, scale);
     experts_.finish_reduction();
     shared_.finish();
-    balance_.step();
+    routers_.finish();
     return counted_here() ? score : Score{};
   }
 
@@ -123,6 +125,9 @@ class InProcessModel : public ParallelModel {
     return counted_.partition(
         parameters(), sum_over({tensor_.group, tensor_.experts}, last_));
   }
+  torch::Tensor expert_counts() const override {
+    return counted_once(routers_, counted_here());
+  }
   std::vector<std::string> describe() const override { return lines_; }
 
  private:
@@ -149,7 +154,7 @@ class InProcessModel : public ParallelModel {
   SharedGradients shared_;
   DistributedDataParallel<std::shared_ptr<Net>> parallel_;
   ExpertParallel experts_;
-  models::BiasBalance balance_;
+  models::RouterSteps routers_;
 };
 
 PlacementOptions placement_options(const Job& job, const ModelPlace& place) {

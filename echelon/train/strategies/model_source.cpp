@@ -191,6 +191,12 @@ ModelSource model_source(const Job& job, const SampleSpec& sample) {
   return source;
 }
 
+std::optional<LanguageModelShape>
+language_shape(const Job& job, const ModelSource& source) {
+  if (!is_language_model(job.model)) return std::nullopt;
+  return language_model_shape(job.model, source.classes);
+}
+
 ModelSource model_source(
     const Job& job, const LayerFactory& given, const SampleSpec& sample) {
   if (!given) return model_source(job, sample);

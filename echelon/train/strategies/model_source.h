@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "echelon/architecture/language_model.h"
 #include "echelon/architecture/parameter_list.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/counting/layer_cost.h"
@@ -52,6 +54,9 @@ struct ModelSource {
 
 /// The model that job.model names.
 ModelSource model_source(const Job& job, const SampleSpec& sample);
+/// The shape of the language model that job.model names; none: it names none.
+std::optional<LanguageModelShape>
+language_shape(const Job& job, const ModelSource& source);
 /// A user's own list (null: the same as above), whose first layer takes [batch,
 /// *sample.input_shape] (and then Batch::more) and whose last returns the
 /// scores. It is called by the list's name, "own model" without one. Ties that

@@ -224,6 +224,11 @@ Score MicrobatchLoop::run(const Batch& batch, const LossFactor& scale) const {
   return score;
 }
 
+torch::Tensor counted_once(const models::RouterSteps& routers, bool here) {
+  const auto& counts = routers.counts();
+  return here || !counts.defined() ? counts : torch::zeros_like(counts);
+}
+
 Tensors stand_in(const Tensors& inputs) {
   Tensors one;
   for (const auto& input : inputs) {

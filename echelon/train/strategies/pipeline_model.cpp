@@ -112,6 +112,9 @@ class PipelineModel : public ParallelModel {
   void after_load() override { layers_.after_load(); }
   std::optional<PartitionedGradients> partitioned_gradients() const override;
   const ModelPartition* partition() const override { return &partition_; }
+  torch::Tensor expert_counts() const override {
+    return counted_once(layers_.routers(), counted_here());
+  }
   std::vector<std::string> describe() const override {
     return partition_.lines;
   }
@@ -343,7 +346,7 @@ Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
     replica.experts_local.reset();
   }
   layers_.finish_shared();
-  layers_.balance_experts();
+  layers_.routers().finish();
   return counted_here() ? score : Score{};
 }
 

@@ -49,7 +49,7 @@ class ShardedModel : public ParallelModel {
             [&](bool last) { units.begin_backward({.last = last}); }};
     const Score score = loop.run(batch, scale);
     units.finish();
-    layers_.balance_experts();
+    layers_.routers().finish();
     return counted_here() ? score : Score{};
   }
 
@@ -92,6 +92,9 @@ class ShardedModel : public ParallelModel {
     return counted_.partition(
         parameters(),
         sum_over({tensor_.group, shard_, tensor_.experts}, device_));
+  }
+  torch::Tensor expert_counts() const override {
+    return counted_once(layers_.routers(), counted_here());
   }
   std::vector<std::string> describe() const override { return lines_; }
 
