@@ -85,7 +85,7 @@ WORKS = {
 }
 
 
-def write_start(folder, shape, batches, batch):
+def write_start(folder, shape, batches, batch=BATCH):
     import torch
     from safetensors.torch import save_file
     from torch_gpt import first_weights
