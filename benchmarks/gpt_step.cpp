@@ -1,14 +1,15 @@
 // Training steps of a GPT, one process per rank, under `echelon run`: Echelon's
 // side of versus_pytorch/gpt.py.
 //
-//   echelon run -n 2 -- gpt_step --mode tp|dp|fsdp [--stage 1|2|3] [--alone]
+//   echelon run -n 2 -- gpt_step --mode tp|dp|fsdp|cp [--stage 1|2|3] [--alone]
 //     --layers L --hidden H --heads N --vocabulary V --positions P --steps S
 //     --learning-rate R --weights FILE --data FILE [--sequence-parallel]
 //     [--chunks C] [--backend local|gloo] --out FILE
 //
 // FILE of --data holds "tokens", int64 [batches, samples, P + 1]. --alone
 // leaves the collectives out: with dp a rank trains on its part by itself, with
-// tp the group is silent, and losses mean nothing. Rank 0 writes JSON.
+// tp and cp the group is silent, and losses mean nothing. cp passes keys round.
+// Rank 0 writes JSON.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -50,6 +51,13 @@ ModelOptions model_of(const Arguments& arguments) {
 
 TensorParallel parallel_of(const Arguments& arguments, const World& world) {
   TensorParallel parallel;
+  if (arguments.text("--mode") == "cp") {
+    const ContextParallelOptions ring{ContextWay::ring};
+    parallel.context =
+        arguments.has("--alone")
+            ? ContextParallel::silent(world.rank(), world.size(), ring)
+            : ContextParallel(world.group(), ring);
+  }
   if (arguments.text("--mode") != "tp") return parallel;
   parallel.group = arguments.has("--alone")
                        ? Group::silent("tp", world.rank(), world.size())
@@ -91,7 +99,7 @@ class Training {
     };
     network_ = build_network(layers, 0, layers.size(), std::nullopt, load);
     network_->train();
-    if (mode == "dp" && !arguments.has("--alone")) {
+    if ((mode == "dp" || mode == "cp") && !arguments.has("--alone")) {
       ddp_ = std::make_unique<Ddp>(network_, world.group());
     }
     shared_ = std::make_unique<SharedGradients>(*network_, parallel_);
@@ -100,14 +108,17 @@ class Training {
 
   // tokens [samples, length + 1]; the loss of each token, averaged.
   Tensor step(const Tensor& tokens) {
-    Tensors inputs = {tokens.slice(1, 0, -1).contiguous()};
-    if (parallel_.splits_tokens())
-      inputs.push_back(torch::zeros_like(inputs[0]));
+    const Tensor whole = tokens.slice(1, 0, -1).contiguous();
+    Tensors inputs = {parallel_.context.cut(whole, 1)};
+    if (parallel_.splits_tokens() || parallel_.context.is_used())
+      inputs.push_back(torch::zeros_like(whole));
     const auto outputs =
         ddp_ ? ddp_->forward(inputs) : network_->forward(inputs);
     const Tensor loss =
         vocab_cross_entropy(
-            outputs[0], tokens.slice(1, 1).contiguous(), words_, parallel_)
+            outputs[0],
+            parallel_.context.cut(tokens.slice(1, 1), 1).contiguous(), words_,
+            parallel_)
             .mean();
     loss.backward();
     shared_->finish();
@@ -166,7 +177,8 @@ void run(const Arguments& arguments) {
   }
   World world = World::from_environment(comm);
   const double base_bytes = memory_of("VmRSS");
-  const bool cut_samples = arguments.text("--mode") != "tp";
+  const std::string& mode = arguments.text("--mode");
+  const bool cut_samples = mode != "tp" && mode != "cp";
   Tensor tokens = read_tokens(arguments.text("--data"));
   if (cut_samples) {
     tokens = tokens.chunk(world.size(), 1)[static_cast<size_t>(world.rank())];
@@ -177,7 +189,7 @@ void run(const Arguments& arguments) {
       /*warm_up=*/1, arguments.integer("--steps"),
       [&](const Tensor& batch) { return training.step(batch); },
       [&] { world.group().barrier(); });
-  if (cut_samples) world.group().all_reduce(times.losses, ReduceOp::avg);
+  if (mode != "tp") world.group().all_reduce(times.losses, ReduceOp::avg);
 
   const Tensor peaks = gather(world, memory_of("VmHWM"));
   const Tensor bases = gather(world, base_bytes);

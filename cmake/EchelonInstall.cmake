@@ -5,6 +5,9 @@
 #
 # Echelon::echelon is the training wing and all it needs; Echelon::plain is the
 # wing without LibTorch; every room has a target of its own (Echelon::layout).
+# Echelon::plugin is for a library of [model] library, which takes Echelon's
+# functions from the program that loads it; echelon_precompile(TARGET) gives a
+# target the precompiled headers (cmake/EchelonConfig.cmake.in).
 include(CMakePackageConfigHelpers)
 
 get_property(_rooms GLOBAL PROPERTY ECHELON_ROOMS)
@@ -61,7 +64,7 @@ configure_package_config_file(
   "${PROJECT_SOURCE_DIR}/cmake/EchelonConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/EchelonConfig.cmake"
   INSTALL_DESTINATION "${_package}"
-  PATH_VARS CMAKE_INSTALL_LIBDIR)
+  PATH_VARS CMAKE_INSTALL_BINDIR CMAKE_INSTALL_INCLUDEDIR CMAKE_INSTALL_LIBDIR)
 write_basic_package_version_file(
   "${PROJECT_BINARY_DIR}/EchelonConfigVersion.cmake"
   COMPATIBILITY SameMinorVersion)

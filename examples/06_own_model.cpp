@@ -8,8 +8,6 @@
 
 #include <iostream>
 
-#include "echelon/job/run_folder.h"
-#include "echelon/train/stop_signals.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 
@@ -35,15 +33,12 @@ int main(int argc, char** argv) {
   const auto job = echelon::load_job(
       argc > 1 ? argv[1] : "own.toml",
       {.layout = argc > 2 ? argv[2] : "", .num_ranks = world.size()});
-  const auto layers = my_model();
+  const echelon::OwnParts own{.layers = my_model()};  // .dataset, .objective …
   if (argc > 3) {  // "verify": loss, gradients, parameters against one device
-    const auto result = echelon::verify(job, world, {}, &layers);
+    const auto result = echelon::verify(job, world, {}, own);
     if (world.rank() == 0) std::cout << to_text(result, {});
     return result.passed ? 0 : 1;
   }
-  echelon::RunFolder folder;  // locked as long as this exists
-  if (world.rank() == 0) folder = make_run_folder(job);  // with config.toml
-  world.group().barrier();
-  echelon::install_stop_signals();  // Ctrl-C saves, then stops
-  echelon::train(job, world, job.train.run, &layers);
+  // Makes the run's folder; Ctrl-C saves, then stops.
+  echelon::train(job, world, own);
 }

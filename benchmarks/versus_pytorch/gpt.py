@@ -4,13 +4,15 @@
 29.5 million parameters, 34 million with the tied matrix of words counted twice
 (8 layers, hidden 512, 8 heads, vocabulary 8192), a global batch of 4 samples of
 256 tokens, AdamW, one thread a rank. Both sides read the same weights and
-tokens; the losses of all steps must agree.
+tokens; the losses of all steps must agree. With cp it is a sample of 4096
+tokens.
 
   tp      tp=2             against ColwiseParallel, RowwiseParallel
   dp      dp=2             against DistributedDataParallel
   stage1  fsdp=2, stage 1  against ZeroRedundancyOptimizer
   stage2  fsdp=2, stage 2  against FSDP2, parameters kept until backward
   stage3  fsdp=2, stage 3  against FSDP2
+  cp      cp=2, ring       against the ring of context_parallel
 
 PyTorch is at its best: fused optimizer, gradient_as_bucket_view and
 static_graph (DDP), parameters_as_bucket_view (ZeroRedundancyOptimizer), a
@@ -48,6 +50,12 @@ class Work:
     pytorch: tuple  # arguments of torch_gpt_step.py
     echelon: tuple  # of gpt_step
     alone: tuple  # of both
+    batch: int = BATCH
+    length: int = LENGTH
+
+    @property
+    def tokens(self):
+        return self.batch * self.length
 
 
 WHOLE = ("--mode", "dp", "--alone")
@@ -69,10 +77,15 @@ WORKS = {
         "fsdp=2, stage 3",
         ("--mode", "fsdp"), ("--mode", "fsdp", "--stage", "3"), WHOLE,
     ),
+    "cp": Work(
+        "cp=2, ring",
+        ("--mode", "cp"), ("--mode", "cp"), ("--mode", "cp", "--alone"),
+        batch=1, length=4096,
+    ),
 }
 
 
-def write_start(folder, shape, batches):
+def write_start(folder, shape, batches, batch=BATCH):
     import torch
     from safetensors.torch import save_file
     from torch_gpt import first_weights
@@ -81,7 +94,9 @@ def write_start(folder, shape, batches):
     save_file(first_weights(shape), weights)
     torch.manual_seed(1)
     data = folder / "data.safetensors"
-    tokens = torch.randint(shape.vocabulary, (batches, BATCH, LENGTH + 1))
+    tokens = torch.randint(
+        shape.vocabulary, (batches, batch, shape.positions + 1)
+    )
     save_file({"tokens": tokens}, data)
     return weights, data
 
@@ -99,14 +114,11 @@ def programs_of(works):
 class Rounds:
     """Runs all programs in turn; figures by program, one a round."""
 
-    def __init__(self, sides, shape, options, weights, data):
+    def __init__(self, sides, programs, shape, options, weights, data):
         self.sides = sides
+        self.script, self.program = programs
         self.out = sides.folder / "out.json"
-        self.common = ["--layers", shape.layers, "--hidden", shape.hidden]
-        self.common += ["--heads", shape.heads]
-        self.common += ["--vocabulary", shape.vocabulary]
-        self.common += ["--positions", shape.positions]
-        self.common += ["--steps", options.steps]
+        self.common = [*shape, "--steps", options.steps]
         self.common += ["--learning-rate", LEARNING_RATE]
         self.common += ["--weights", weights, "--data", data]
         self.common += ["--out", self.out]
@@ -114,10 +126,10 @@ class Rounds:
 
     def command(self, side, arguments):
         if side == "pytorch":
-            return self.sides.torchrun(
-                "torch_gpt_step.py", *self.common, *arguments
-            )
-        command = self.sides.echelon_run("gpt_step", *self.common, *arguments)
+            return self.sides.torchrun(self.script, *self.common, *arguments)
+        command = self.sides.echelon_run(
+            self.program, *self.common, *arguments
+        )
         # torchrun starts each rank in a session of its own, which Linux gives a
         # share of a busy machine; these ranks get theirs too.
         at = command.index("--") + 1
@@ -149,8 +161,7 @@ class Rounds:
         return [loss for r in self.results[program] for loss in r["losses"]]
 
 
-def row_of(name, rounds):
-    work = WORKS[name]
+def figures(name, work, rounds, tolerance):
     programs = {
         "pytorch": ("pytorch", work.pytorch),
         "echelon": ("echelon", work.echelon),
@@ -164,12 +175,12 @@ def row_of(name, rounds):
     row = {
         "mode": name,
         "title": work.title,
-        "loss_difference": compare_losses(work.title, losses, TOLERANCE),
+        "loss_difference": compare_losses(work.title, losses, tolerance),
         "losses": losses["echelon"],
     }
     for side in programs:
         row[side] = {
-            **timings(seconds[side], BATCH * LENGTH),
+            **timings(seconds[side], work.tokens),
             "peak_mib": spread([b / 2**20 for b in peak[side]]),
             "own_mib": spread([b / 2**20 for b in own[side]]),
         }
@@ -183,9 +194,15 @@ def row_of(name, rounds):
     )
     row["peak ratio"] = ratios(peak["echelon"], peak["pytorch"])
     row["own ratio"] = ratios(own["echelon"], own["pytorch"])
+    return row
+
+
+def row_of(name, rounds):
+    row = figures(name, WORKS[name], rounds, TOLERANCE)
     stage0 = ("echelon", WORKS["dp"].echelon)
     if name == "stage3" and stage0 in rounds.results:
-        row["over stage 0"] = ratios(seconds["echelon"], rounds.seconds(stage0))
+        own = rounds.seconds(("echelon", WORKS[name].echelon))
+        row["over stage 0"] = ratios(own, rounds.seconds(stage0))
     return row
 
 
@@ -248,21 +265,39 @@ def main():
     options = parse(__doc__, WORKS, steps=6)
     from torch_gpt import Shape
 
-    shape = Shape(8, 512, 8, 8192, LENGTH)
+    def shape_of(length):
+        return Shape(8, 512, 8, 8192, length)
 
     def rows(sides):
-        weights, data = write_start(sides.folder, shape, 4)
-        rounds = Rounds(sides, shape, options, weights, data)
-        rounds.run(
-            programs_of(WORKS[name] for name in options.only), options.rounds
-        )
+        # Works of one size run in turn.
+        sizes = {}
         for name in options.only:
-            row = row_of(name, rounds)
-            show(row)
-            yield row
+            work = WORKS[name]
+            sizes.setdefault((work.batch, work.length), []).append(name)
+        for (batch, length), names in sizes.items():
+            shape = shape_of(length)
+            weights, data = write_start(sides.folder, shape, 4, batch)
+            numbers = {
+                "layers": shape.layers, "hidden": shape.hidden,
+                "heads": shape.heads, "vocabulary": shape.vocabulary,
+                "positions": shape.positions,
+            }
+            rounds = Rounds(
+                sides, ("torch_gpt_step.py", "gpt_step"),
+                [x for k, v in numbers.items() for x in (f"--{k}", v)],
+                options, weights, data,
+            )
+            rounds.run(
+                programs_of(WORKS[name] for name in names), options.rounds
+            )
+            for name in names:
+                row = row_of(name, rounds)
+                show(row)
+                yield row
 
     run(
-        options, 2, rows, parameters=shape.parameters(), rounds=options.rounds
+        options, 2, rows, parameters=shape_of(LENGTH).parameters(),
+        rounds=options.rounds,
     )
 
 

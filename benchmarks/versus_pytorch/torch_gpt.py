@@ -33,11 +33,14 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(shape.hidden, 3 * shape.hidden)
         self.c_proj = nn.Linear(shape.hidden, shape.hidden)
 
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
     def forward(self, x):
         batch, length, _ = x.shape
         qkv = self.c_attn(x).view(batch, length, self.heads, 3, -1)
         q, k, v = (t.transpose(1, 2) for t in qkv.unbind(3))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = self.attend(q, k, v)
         return self.c_proj(y.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -76,8 +79,9 @@ class Gpt(nn.Module):
         self.lm_head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
         self.lm_head.weight = self.wte.weight
 
-    def forward(self, tokens):
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+    def forward(self, tokens, positions=None):
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.wte(tokens) + self.wpe(positions)
         for block in self.h:
             x = block(x)

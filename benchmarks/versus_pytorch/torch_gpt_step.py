@@ -5,6 +5,7 @@
 --mode zero    the same with ZeroRedundancyOptimizer
 --mode fsdp    FSDP2: fully_shard of words, each block and the rest;
                reshard_after_forward unless --keep
+--mode cp      the ring of context_parallel, and DistributedDataParallel
 --alone        the same on each rank, with the collectives left out: the process
                group is PyTorch's fake one (tp), or the model is not wrapped
 """
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
+import torch_ring
 from torch_gpt import Gpt, Shape, cut, load, make_optimizer, shard
 
 
@@ -53,6 +55,14 @@ def build(options, shape, size):
         if options.mode == "tp":
             return cut(model, mesh)
         return shard(model, mesh, options.keep)
+    if options.mode == "cp":
+        rank = int(os.environ["RANK"])
+        for block in model.h:
+            block.attn.attend = (
+                torch_ring.alone(rank, size)
+                if options.alone
+                else torch_ring.attention(dist.group.WORLD)
+            )
     if options.alone:
         return model
     return torch.nn.parallel.DistributedDataParallel(
@@ -62,7 +72,7 @@ def build(options, shape, size):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mode", choices=("tp", "dp", "zero", "fsdp"),
+    parser.add_argument("--mode", choices=("tp", "dp", "zero", "fsdp", "cp"),
                         required=True)
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--alone", action="store_true")
@@ -89,8 +99,12 @@ def main():
         zero=options.mode == "zero" and not options.alone,
     )
     tokens = load_file(options.data)["tokens"]  # [steps, batch, length + 1]
-    if options.mode != "tp":
+    here = slice(None)  # of the positions
+    if options.mode == "cp":
+        here = torch_ring.positions_of(tokens.shape[2] - 1, rank, size)
+    elif options.mode != "tp":
         tokens = tokens.chunk(size, dim=1)[rank]
+    positions = here if options.mode == "cp" else None
     context = contextlib.nullcontext
     if options.mode == "tp":
         from torch.distributed.tensor.parallel import loss_parallel as context
@@ -98,9 +112,9 @@ def main():
     def step(batch):
         optimizer.zero_grad()
         with context():
-            logits = model(batch[:, :-1])
+            logits = model(batch[:, :-1][:, here], positions)
             loss = F.cross_entropy(
-                logits.flatten(0, 1), batch[:, 1:].flatten()
+                logits.flatten(0, 1), batch[:, 1:][:, here].flatten()
             )
             loss.backward()
         optimizer.step()

@@ -171,6 +171,7 @@ LanguageModelShape collected(const ModelOptions& options, int64_t vocabulary) {
     base.normalize_routing = options.normalize_routing;
     base.aux_loss = options.aux_loss;
     base.z_loss = options.z_loss;
+    base.capacity_factor = options.capacity_factor;
     base.expert_size = base.intermediate_size;
   }
   if (base.kind->biased_router) take_biased_router(options, base);
@@ -517,6 +518,16 @@ language_model_shape(const ModelOptions& options, int64_t vocabulary) {
   check_kind(options, shape);
   check_heads(options, shape);
   return shape;
+}
+
+std::vector<std::string> mixture_names(const LanguageModelShape& shape) {
+  std::vector<std::string> names;
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    if (!shape.has_experts(i)) continue;
+    names.push_back(
+        format("model.layers.{}.{}", i, shape.kind->experts.module));
+  }
+  return names;
 }
 
 TransformerShape transformer_shape(const LanguageModelShape& shape) {

@@ -103,6 +103,7 @@ struct LanguageModelShape {
   double bias_rate = 0;
   double aux_loss = 0;
   double z_loss = 0;
+  double capacity_factor = 0;             // 0: no token is dropped
   std::optional<LatentAttention> latent;  // head_size: that of its queries
   int64_t vocab_size = 1;
   int64_t max_positions = 1;    // longest sequence
@@ -140,6 +141,10 @@ int64_t vocabulary(const ModelOptions& options, int64_t data_vocabulary);
 ///   vocabulary  as vocabulary() returns it
 LanguageModelShape
 language_model_shape(const ModelOptions& options, int64_t vocabulary);
+
+/// The modules that are mixtures of experts, "model.layers.0.mlp" …; none in a
+/// model without experts.
+std::vector<std::string> mixture_names(const LanguageModelShape& shape);
 
 /// The same model by the numbers that its cost depends on.
 TransformerShape transformer_shape(const LanguageModelShape& shape);

@@ -10,6 +10,7 @@
 
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/format/foreign.h"
+#include "echelon/checkpoint/remote/object_checkpoints.h"
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/error.h"
 #include "echelon/storage/local_copy.h"
@@ -78,21 +79,18 @@ std::string name_in_model(const std::string& name, const std::string& prefix) {
 
 WeightsSource::WeightsSource(const std::string& path, std::string prefix)
     : path_(path), prefix_(std::move(prefix)) {
-  if (storage::is_object_url(path)) {
-    add_object(path);
-    return;
-  }
   std::error_code error;
-  if (!fs::is_directory(path, error)) {
+  if (storage::is_object_url(path) ? path.ends_with(".safetensors")
+                                   : !fs::is_directory(path, error)) {
     const auto foreign = foreign_checkpoint(path);
     if (!foreign.empty()) throw CheckpointError(foreign);
     add_file(path);
     return;
   }
   const fs::path folder(path);
-  if (fs::exists(folder / kIndex, error)) {
+  if (storage::exists_there(folder / kIndex)) {
     add_index(path);
-  } else if (fs::exists(folder / kSingle, error)) {
+  } else if (storage::exists_there(folder / kSingle)) {
     add_file((folder / kSingle).string());
   } else if (const auto last = last_weights(path); !last.empty()) {
     add_file(last);
@@ -127,36 +125,27 @@ void WeightsSource::Tensor::read(
 }
 
 void WeightsSource::add_file(const std::string& path) {
-  const auto file = std::make_shared<const safetensors::File>(path);
+  const auto file =
+      std::make_shared<const safetensors::File>(storage::local_copy(path));
   for (const auto& info : file->tensors()) add(file, info);
-}
-
-// A folder has no object of its own that could be asked for.
-void WeightsSource::add_object(const std::string& url) {
-  if (!url.ends_with(".safetensors")) {
-    throw CheckpointError(
-        url +
-        ": weights on object storage are one .safetensors file; copy a folder "
-        "to a disk (aws s3 cp --recursive)");
-  }
-  add_file(storage::local_copy(url));
 }
 
 void WeightsSource::add_index(const std::string& path) {
   const fs::path folder(path);
   std::map<std::string, std::shared_ptr<const safetensors::File>> files;
-  for (const auto& [name, file] : read_weight_map((folder / kIndex).string())) {
+  for (const auto& [name, file] :
+       read_weight_map(storage::local_copy(folder / kIndex))) {
     auto& shard = files[file];
     if (!shard) {
-      std::error_code error;
       const auto shard_path = folder / file;
-      if (!fs::exists(shard_path, error)) {
+      if (!storage::exists_there(shard_path)) {
         throw CheckpointError(format(
             "{}: is missing, but {} says that it has \"{}\"; copy or download "
             "all files of the folder",
             shard_path.string(), kIndex, name));
       }
-      shard = std::make_shared<const safetensors::File>(shard_path.string());
+      shard = std::make_shared<const safetensors::File>(
+          storage::local_copy(shard_path));
     }
     const auto* info = shard->find(name);
     if (info == nullptr) {
@@ -182,7 +171,7 @@ void WeightsSource::add(
 void WeightsSource::add_checkpoint(const std::string& path) {
   std::vector<CheckpointPlace> places;
   try {
-    places = find_checkpoints(path);
+    places = find_checkpoints(local_checkpoint(path));
   } catch (const CheckpointError& error) {
     throw CheckpointError(format(
         "{}; weights are a .safetensors file, a Hugging Face folder with {} or "

@@ -1,7 +1,7 @@
-// The source of a model's weights: one safetensors file, which may be an object
-// (s3://…); a Hugging Face folder, which has model.safetensors or the shards
-// that model.safetensors.index.json names; or a checkpoint, which the folder of
-// a run may contain. Free of LibTorch.
+// The source of a model's weights: one safetensors file; a Hugging Face folder,
+// which has model.safetensors or the shards that model.safetensors.index.json
+// names; or a checkpoint, which the folder of a run may contain. Each may be on
+// object storage (s3://…): a copy is read then. Free of LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -41,8 +41,8 @@ class WeightsSource {
   /// Throws CheckpointError when there is no such file, when it is malformed or
   /// truncated, when the index is malformed or names a shard that is missing or
   /// lacks the tensor, when two tensors have the same name, and for a
-  /// checkpoint whose manifest or files are damaged. For an object, throws as
-  /// storage::local_copy() too.
+  /// checkpoint whose manifest or files are damaged. For an address on object
+  /// storage, throws as storage::local_copy() and local_checkpoint() too.
   explicit WeightsSource(const std::string& path, std::string prefix = "");
 
   struct Tensor {
@@ -66,7 +66,6 @@ class WeightsSource {
 
  private:
   void add_file(const std::string& path);
-  void add_object(const std::string& url);
   void add_index(const std::string& path);
   void add_checkpoint(const std::string& path);
   void

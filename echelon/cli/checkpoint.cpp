@@ -19,9 +19,11 @@
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/checkpoint/format/safetensors.h"
+#include "echelon/checkpoint/remote/object_checkpoints.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/error.h"
+#include "echelon/storage/settings.h"
 #include "echelon/text/format.h"
 #include "echelon/text/plain.h"
 #include "echelon/text/table.h"
@@ -53,41 +55,79 @@ Json json_of(const std::map<std::string, double>& metrics) {
   return json;
 }
 
+NamedCheckpoints on_storage(const std::string& given) {
+  auto found = find_object_checkpoints(given);
+  NamedCheckpoints named{.folder = found.folder};
+  for (const auto& one : found.checkpoints) {
+    NamedCheckpoint added{.name = one.url, .step = one.step};
+    added.files = files_of(one);
+    try {
+      added.path = copy_manifest(one);
+    } catch (const CheckpointError& error) {
+      added.damage = error.what();
+    }
+    named.checkpoints.push_back(std::move(added));
+  }
+  named.checkpoints.front().latest = true;
+  for (const auto& name : found.unfinished) {
+    named.others.push_back("unfinished: " + name);
+  }
+  return named;
+}
+
+NamedCheckpoints on_disk(const std::string& given) {
+  const auto places = find_checkpoints(given);
+  // All places are in one folder: a run's, or that of the one checkpoint.
+  const fs::path folder = places.front().path.parent_path();
+  NamedCheckpoints named{.folder = folder.string()};
+  const auto latest = latest_checkpoint(folder);
+  for (const auto& place : places) {
+    named.checkpoints.push_back(
+        {.name = place.path.string(),
+         .step = place.step,
+         .path = place.path,
+         .latest = latest && latest->path == place.path});
+  }
+  for (const auto& place : list_incomplete(folder)) {
+    named.incomplete.push_back(
+        {.name = place.path.string(), .step = place.step, .path = place.path});
+  }
+  for (const auto& path : list_others(folder)) {
+    const std::string name = path.filename().string();
+    named.others.push_back(
+        (name.starts_with(".") ? "unfinished: " : "set aside: ") + name);
+  }
+  return named;
+}
+
 // --- list -------------------------------------------------------------------
 
 // One checkpoint of a list.
-struct Listed {
-  CheckpointPlace place;
-  bool latest = false;
+struct Listed : NamedCheckpoint {
   CheckpointManifest manifest;
-  std::string damage;  // why the manifest cannot be read; empty: it can
 };
 
-std::vector<Listed> listed(const std::vector<CheckpointPlace>& places) {
+std::vector<Listed> listed(const std::vector<NamedCheckpoint>& named) {
   std::vector<Listed> all;
-  // All places are in one folder: a run's, or that of the one checkpoint.
-  const auto latest = latest_checkpoint(places.front().path.parent_path());
-  for (const auto& place : places) {
-    Listed entry{.place = place};
-    entry.latest = latest && latest->path == place.path;
+  for (const auto& one : named) {
+    Listed& entry = all.emplace_back(Listed{one, {}});
+    if (!entry.damage.empty()) continue;
     try {
-      entry.manifest = read_manifest(place.path.string());
+      entry.manifest = read_manifest(one.path.string());
     } catch (const CheckpointError& error) {
       entry.damage = error.what();
     }
-    all.push_back(std::move(entry));
   }
-  std::ranges::sort(
-      all, std::greater(), [](const auto& entry) { return entry.place.step; });
+  std::ranges::sort(all, std::greater(), &Listed::step);
   return all;
 }
 
 Json json_of(const Listed& entry) {
   Json json = {
-      {"path", entry.place.path.string()},
-      {"step", entry.place.step},
+      {"path", entry.name},
+      {"step", entry.step},
       {"latest", entry.latest},
-      {"saved", saved_at(entry.place.path)}};
+      {"saved", saved_at(entry.path)}};
   if (!entry.damage.empty()) {
     json["damage"] = entry.damage;
     return json;
@@ -112,7 +152,7 @@ void print_list(const std::vector<Listed>& all) {
   for (const auto& name : metrics) rows.front().push_back(plain(name));
   for (const auto& entry : all) {
     std::vector<std::string> row = {
-        std::to_string(entry.place.step), saved_at(entry.place.path)};
+        std::to_string(entry.step), saved_at(entry.path)};
     if (!entry.damage.empty()) {
       row.push_back("damaged");
       rows.push_back(std::move(row));
@@ -137,46 +177,44 @@ void print_list(const std::vector<Listed>& all) {
 }
 
 int list_checkpoints(const CheckpointArguments& arguments) {
-  const auto all = listed(find_checkpoints(arguments.path));
-  const auto folder = all.front().place.path.parent_path();
-  const auto incomplete = list_incomplete(folder);
-  const auto others = list_others(folder);
-  const bool damaged =
-      !incomplete.empty() || std::ranges::any_of(all, [](const auto& entry) {
-        return !entry.damage.empty();
-      });
+  const auto named = named_checkpoints(arguments.path);
+  const auto all = listed(named.checkpoints);
+  const bool damaged = !named.incomplete.empty() ||
+                       std::ranges::any_of(all, [](const auto& entry) {
+                         return !entry.damage.empty();
+                       });
   if (arguments.json) {
-    Json json = {{"folder", folder.string()}, {"checkpoints", Json::array()}};
+    Json json = {{"folder", named.folder}, {"checkpoints", Json::array()}};
     for (const auto& entry : all) json["checkpoints"].push_back(json_of(entry));
     json["incomplete"] = Json::array();
-    for (const auto& place : incomplete) {
-      json["incomplete"].push_back(place.path.filename().string());
+    for (const auto& one : named.incomplete) {
+      json["incomplete"].push_back(one.path.filename().string());
     }
     json["others"] = Json::array();
-    for (const auto& path : others) {
-      json["others"].push_back(path.filename().string());
+    for (const auto& other : named.others) {
+      json["others"].push_back(other.substr(other.find(": ") + 2));
     }
     print_json(json, std::cout);
     return damaged ? kDamaged : 0;
   }
-  std::cout << folder.string() << "\n\n";
+  std::cout << named.folder << "\n\n";
   print_list(all);
-  if (damaged || !others.empty()) std::cout << "\n";
+  if (damaged || !named.others.empty()) std::cout << "\n";
   for (const auto& entry : all) {
     if (!entry.damage.empty()) {
       std::cout << terminal_style().red("damaged: ") << plain(entry.damage)
                 << "\n";
     }
   }
-  for (const auto& place : incomplete) {
-    std::cout << terminal_style().red("damaged: ") << plain(place.path.string())
+  for (const auto& one : named.incomplete) {
+    std::cout << terminal_style().red("damaged: ") << plain(one.name)
               << " has no manifest.json\n";
   }
-  for (const auto& path : others) {
-    const std::string name = path.filename().string();
-    std::cout << (name.starts_with(".") ? "unfinished: " + name +
-                                              ", being saved or left by a crash"
-                                        : "set aside: " + name)
+  for (const auto& other : named.others) {
+    std::cout << plain(other)
+              << (other.starts_with("unfinished")
+                      ? ", being saved or left by a crash"
+                      : "")
               << "\n";
   }
   return damaged ? kDamaged : 0;
@@ -352,20 +390,20 @@ Json json_of(const CheckpointManifest& manifest) {
 }
 
 int show_checkpoint(const CheckpointArguments& arguments) {
-  const auto place = find_checkpoints(arguments.path).front();
+  const auto place = named_checkpoints(arguments.path).checkpoints.front();
+  if (!place.damage.empty()) throw CheckpointError(place.damage);
   const auto manifest = read_manifest(place.path.string());
   if (arguments.config) {
     std::cout << manifest.config;
     return 0;
   }
   if (arguments.json) {
-    Json json = {
-        {"path", place.path.string()}, {"saved", saved_at(place.path)}};
+    Json json = {{"path", place.name}, {"saved", saved_at(place.path)}};
     json.update(json_of(manifest));
     print_json(json, std::cout);
     return 0;
   }
-  std::cout << terminal_style().bold(place.path.string()) << ", saved "
+  std::cout << terminal_style().bold(place.name) << ", saved "
             << saved_at(place.path) << "\n\n";
   for (const auto& line : split(aligned(facts(manifest)))) {
     std::cout << "  " << line << "\n";
@@ -395,15 +433,17 @@ struct Verdict {
   std::vector<Damage> damages;
 };
 
-Verdict verify(const std::string& checkpoint) {
+Verdict verify(const NamedCheckpoint& checkpoint) {
   Verdict verdict;
   try {
-    const auto manifest = read_manifest(checkpoint);
+    if (!checkpoint.damage.empty()) throw CheckpointError(checkpoint.damage);
+    const auto manifest = read_manifest(checkpoint.path.string());
     verdict.bytes = total_bytes(manifest);
     verdict.files = std::ssize(manifest.files);
-    ReadingProgress progress(checkpoint, verdict.bytes);
-    verdict.damages =
-        verify_checkpoint(checkpoint, [&](int64_t done) { progress(done); });
+    ReadingProgress progress(checkpoint.name, verdict.bytes);
+    verdict.damages = verify_files(
+        manifest, checkpoint.name, checkpoint.files,
+        [&](int64_t done) { progress(done); });
   } catch (const CheckpointError& error) {
     verdict.damages.push_back({"manifest.json", "", 0, error.what()});
   }
@@ -430,22 +470,23 @@ void print(const std::string& checkpoint, const Verdict& verdict) {
 int verify_checkpoints(const CheckpointArguments& arguments) {
   auto rows = Json::array();
   bool damaged = false;
-  auto places = find_checkpoints(arguments.path);
-  const auto folder = places.front().path.parent_path();
+  const auto named = named_checkpoints(arguments.path);
+  auto places = named.checkpoints;
   std::error_code error;
   if (!std::filesystem::equivalent(
           places.front().path, arguments.path, error)) {
-    for (const auto& place : list_incomplete(folder)) places.push_back(place);
+    places.insert(
+        places.end(), named.incomplete.begin(), named.incomplete.end());
   }
   for (const auto& place : places) {
-    const auto verdict = verify(place.path.string());
+    const auto verdict = verify(place);
     damaged = damaged || !verdict.damages.empty();
     if (!arguments.json) {
-      print(place.path.string(), verdict);
+      print(place.name, verdict);
       continue;
     }
     rows.push_back(
-        {{"path", place.path.string()},
+        {{"path", place.name},
          {"step", place.step},
          {"whole", verdict.damages.empty()},
          {"files", verdict.files},
@@ -457,6 +498,10 @@ int verify_checkpoints(const CheckpointArguments& arguments) {
 }
 
 }  // namespace
+
+NamedCheckpoints named_checkpoints(const std::string& given) {
+  return storage::is_object_url(given) ? on_storage(given) : on_disk(given);
+}
 
 int64_t total_bytes(const CheckpointManifest& manifest) {
   int64_t bytes = 0;
@@ -477,11 +522,13 @@ void add_checkpoint(Command& root) {
   auto [list, list_arguments] = group.add(
       "list", "every checkpoint of a run: step, time, layout, size, metrics",
       "echelon checkpoint list runs/first\n"
-      "echelon checkpoint list runs/first --json",
+      "echelon checkpoint list runs/first --json\n"
+      "echelon checkpoint list s3://models/runs/first",
       list_checkpoints);
   list.positional(
       "PATH", list_arguments.path,
-      "a run's folder, or its folder of checkpoints");
+      "a run's folder, its folder of checkpoints, or an address on object "
+      "storage: s3://BUCKET/PREFIX");
 
   auto [show, show_arguments] = group.add(
       "show",
@@ -494,7 +541,8 @@ void add_checkpoint(Command& root) {
       show_checkpoint);
   show.positional(
       "PATH", show_arguments.path,
-      "a checkpoint, or a run's folder (its latest checkpoint)");
+      "a checkpoint, or a run's folder (its latest checkpoint), also "
+      "s3://BUCKET/PREFIX");
   show.flag("--tensors", show_arguments.all, "list every tensor");
   show.flag(
       "--config", show_arguments.config,
@@ -509,7 +557,9 @@ void add_checkpoint(Command& root) {
       "echelon checkpoint verify runs/first/checkpoints/step-00000100",
       verify_checkpoints);
   verify.positional(
-      "PATH", verify_arguments.path, "a checkpoint, or a run's folder");
+      "PATH", verify_arguments.path,
+      "a checkpoint, or a run's folder, also s3://BUCKET/PREFIX, of which "
+      "nothing is kept here");
 
   auto [diff, diff_arguments] = group.add(
       "diff",
@@ -522,7 +572,8 @@ void add_checkpoint(Command& root) {
       diff_checkpoints);
   diff.positional(
       "PATH", diff_arguments.path,
-      "a checkpoint, or a run's folder (its latest checkpoint)");
+      "a checkpoint, or a run's folder (its latest checkpoint), also "
+      "s3://BUCKET/PREFIX, of which a copy is kept here");
   diff.optional_positional(
       "OTHER", diff_arguments.other,
       "another one; without it, the two newest checkpoints of a run are "

@@ -7,8 +7,9 @@
 #include <set>
 
 #include "echelon/checkpoint/files/diff.h"
-#include "echelon/checkpoint/files/folder.h"
+#include "echelon/checkpoint/files/reader.h"
 #include "echelon/checkpoint/format/safetensors.h"
+#include "echelon/checkpoint/remote/object_checkpoints.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -22,15 +23,25 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-struct Pair {
-  CheckpointPlace a;
-  CheckpointPlace b;
+struct Side {
+  std::string name;  // a path, or an address on object storage
+  std::string path;
 };
 
+struct Pair {
+  Side a;
+  Side b;
+};
+
+Side side_of(const NamedCheckpoint& one) {
+  return {one.name, local_checkpoint(one.name)};
+}
+
 Pair pair_of(const CheckpointArguments& arguments) {
-  const auto places = find_checkpoints(arguments.path);
+  const auto places = named_checkpoints(arguments.path).checkpoints;
   if (!arguments.other.empty()) {
-    return {places.front(), find_checkpoints(arguments.other).front()};
+    const auto others = named_checkpoints(arguments.other).checkpoints;
+    return {side_of(places.front()), side_of(others.front())};
   }
   if (places.size() < 2) {
     throw ConfigError(format(
@@ -38,7 +49,7 @@ Pair pair_of(const CheckpointArguments& arguments) {
         "checkpoint diff {} OTHER",
         arguments.path, arguments.path));
   }
-  return {places[1], places[0]};
+  return {side_of(places[1]), side_of(places[0])};
 }
 
 // "table.key" -> value, from a configuration that the trainer wrote.
@@ -215,8 +226,8 @@ Json json_of(
     const Pair& pair, const std::vector<TensorDiff>& diffs,
     const std::vector<Setting>& changed, bool same) {
   Json json = {
-      {"a", pair.a.path.string()},
-      {"b", pair.b.path.string()},
+      {"a", pair.a.name},
+      {"b", pair.b.name},
       {"same_contents", same},
       {"settings", Json::array()},
       {"tensors", Json::array()}};
@@ -232,7 +243,7 @@ Json json_of(
 
 int diff_checkpoints(const CheckpointArguments& arguments) {
   const auto pair = pair_of(arguments);
-  CheckpointReader a(pair.a.path.string()), b(pair.b.path.string());
+  CheckpointReader a(pair.a.path), b(pair.b.path);
   ReadingProgress progress("comparing", total_bytes(a.manifest()));
   auto diffs = echelon::diff_checkpoints(
       a, b,
@@ -247,8 +258,8 @@ int diff_checkpoints(const CheckpointArguments& arguments) {
     return 0;
   }
   std::cout << aligned(
-      {{"A", pair.a.path.string(), position(a.manifest())},
-       {"B", pair.b.path.string(), position(b.manifest())}});
+      {{"A", pair.a.name, position(a.manifest())},
+       {"B", pair.b.name, position(b.manifest())}});
   print_settings(changed);
   if (same) {
     std::cout << "\nthe same contents: " << a.manifest().content_hash << "\n";

@@ -46,8 +46,8 @@ struct Group {
 const std::vector<Group>& groups() {
   static const std::vector<Group> all = {
       {"Train",
-       {add_train, add_run, add_job, add_deploy, add_submit, add_verify,
-        add_sample, add_import, add_export}},
+       {add_new, add_train, add_run, add_job, add_deploy, add_submit,
+        add_verify, add_sample, add_import, add_export}},
       {"Share", {add_pool}},
       {"Inspect",
        {add_watch, add_explain, add_report, add_compare, add_checkpoint,

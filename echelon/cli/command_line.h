@@ -97,6 +97,7 @@ void add_report(Command& root);
 void add_watch(Command& root);
 void add_export(Command& root);
 void add_import(Command& root);
+void add_new(Command& root);
 void add_job(Command& root);
 void add_sample(Command& root);
 void add_bench(Command& root);

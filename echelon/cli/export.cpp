@@ -9,6 +9,7 @@
 #include "echelon/architecture/weights_source.h"
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/format/float_convert.h"
+#include "echelon/checkpoint/remote/object_checkpoints.h"
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/new_folder.h"
@@ -54,7 +55,9 @@ ExportSource open_checkpoint(const std::vector<CheckpointPlace>& places) {
 /// manifest or files cannot be trusted.
 ExportSource open_export_source(const std::string& place) {
   const auto last = last_weights(place);
-  if (last.empty()) return open_checkpoint(find_checkpoints(place));
+  if (last.empty()) {
+    return open_checkpoint(find_checkpoints(local_checkpoint(place)));
+  }
   return {last, std::make_unique<MappedTensors>(WeightsSource(last)), place};
 }
 

@@ -111,26 +111,11 @@ JobHosts take_engine(const Engine& engine, HostArguments& arguments) {
   return hosts;
 }
 
-// A name that could be an option of ssh, or that its shell would take apart, is
-// none.
-void check_name(const std::string& from, const std::string& name) {
-  const bool good =
-      !name.empty() && name[0] != '-' &&
-      std::ranges::all_of(name, [](unsigned char c) {
-        return std::isalnum(c) != 0 || std::strchr("._-@:[]%", c) != nullptr;
-      });
-  if (!good) {
-    throw ConfigError(format(
-        "{}: \"{}\" is no name of a host; a list is like a,b or ann@10.0.0.2",
-        from, name));
-  }
-}
-
 std::vector<RemoteHost> hosts_of_list(const std::string& list) {
   std::vector<RemoteHost> hosts;
   std::istringstream names(list);
   for (std::string name; std::getline(names, name, ',');) {
-    check_name("--hosts " + list, name);
+    check_host_name("--hosts " + list, name);
     hosts.push_back({name});
   }
   return hosts;
@@ -150,7 +135,7 @@ std::vector<RemoteHost> hosts_of_file(const std::string& path) {
     std::istringstream words(line.substr(0, line.find('#')));
     RemoteHost host;
     if (!(words >> host.name)) continue;
-    check_name(from, host.name);
+    check_host_name(from, host.name);
     for (std::string word; words >> word;) {
       const std::string slots = "slots=";
       if (!word.starts_with(slots)) {
@@ -206,6 +191,19 @@ JobHosts take_remote(HostArguments& arguments) {
 }
 
 }  // namespace
+
+void check_host_name(const std::string& from, const std::string& name) {
+  const bool good =
+      !name.empty() && name[0] != '-' &&
+      std::ranges::all_of(name, [](unsigned char c) {
+        return std::isalnum(c) != 0 || std::strchr("._-@:[]%", c) != nullptr;
+      });
+  if (!good) {
+    throw ConfigError(format(
+        "{}: \"{}\" is no name of a host; one is like node-a or ann@10.0.0.2",
+        from, name));
+  }
+}
 
 JobHosts find_hosts(HostArguments& arguments) {
   if (!arguments.hosts.empty() || !arguments.hostfile.empty()) {

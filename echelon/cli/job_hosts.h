@@ -32,6 +32,10 @@ struct JobHosts {
 /// no token in common, and for --hosts and --hostfile that name no hosts.
 JobHosts find_hosts(HostArguments& arguments);
 
+/// Throws ConfigError, which begins with `from`, for a name that could be an
+/// option of ssh, or that its shell would take apart.
+void check_host_name(const std::string& from, const std::string& name);
+
 /// The ranks of each host where the user does not say how many: the engine's,
 /// or 1. Throws ConfigError where the engine has other numbers for other hosts.
 int ranks_of_each(const JobHosts& hosts);

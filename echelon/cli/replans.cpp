@@ -13,9 +13,11 @@
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "echelon/cli/count.h"
 #include "echelon/cli/job_memory.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/error.h"
@@ -38,16 +40,56 @@ predict::RunCluster cluster_of(
       job.comm.device == DeviceKind::cpu);
 }
 
+// Layers that no formula knows, for each number of ranks that compute a layer
+// together; or why they cannot be counted.
+struct Counted {
+  std::optional<cost::ModelShape> model;
+  std::string why;
+};
+using CountedLayers = std::map<int64_t, Counted>;
+
+const Counted&
+counted_for(const Job& job, bool on_processor, CountedLayers& all) {
+  const auto [at, is_new] = all.try_emplace(job.layout.tp);
+  Counted& counted = at->second;
+  if (!is_new) return counted;
+  Job together = job;
+  together.layout = Layout{.tp = job.layout.tp};
+  together.train.rank_batch.clear();
+  try {
+    counted.model = count_layers(together, on_processor);
+    for (auto& layer : counted.model->layers) layer.stage = -1;
+  } catch (const ConfigError& error) {
+    counted.why = error.what();
+  }
+  return counted;
+}
+
+// Empty where formulas know the layers.
+predict::Configure counting_of(
+    const Job& job, const predict::RunCluster& cluster, CountedLayers& all) {
+  if (!is_counted_alone(job) || !cluster.cluster) return {};
+  const bool on_processor = cluster.cluster->node_of(0).device.processor;
+  return [&all, on_processor](const Job& other) {
+    const Counted& counted = counted_for(other, on_processor, all);
+    if (!counted.model) throw ConfigError(counted.why);
+    return predict::Configured{
+        .model = *counted.model,
+        .strategy = predict::configured_strategy(other)};
+  };
+}
+
 predict::Replanned replan_for(
     const Job& job, const JobFacts& facts, int64_t num_ranks, int64_t per_host,
-    const cluster::Cluster* cluster = nullptr) {
+    CountedLayers& counted, const cluster::Cluster* given = nullptr) {
   predict::DoesNotFit check;
-  if (cluster == nullptr) {
+  if (given == nullptr) {
     check = [&](const Job& other) { return memory_excess(other, facts); };
   }
+  const auto cluster = cluster_of(job, num_ranks, per_host, given);
   return predict::replan(
-      job, facts, num_ranks, cluster_of(job, num_ranks, per_host, cluster),
-      check);
+      job, facts, num_ranks, cluster, check,
+      counting_of(job, cluster, counted));
 }
 
 Json to_json(const Job& job, int64_t ranks, const predict::Replanned& plan) {
@@ -81,6 +123,7 @@ int print_replans(
     const Job& job, const JobFacts& facts, const RankCounts& counts,
     const cluster::Cluster* cluster, bool json) {
   const int64_t step = counts.per_host > 0 ? counts.per_host : 1;
+  CountedLayers counted_layers;
   Json list = Json::array();
   std::vector<std::vector<std::string>> rows = {
       {"  ranks", "layout", "recompute", "a step", "samples/s",
@@ -89,7 +132,8 @@ int print_replans(
   bool any = false;
   for (int64_t ranks = counts.low; ranks <= counts.high; ranks += step) {
     try {
-      const auto plan = replan_for(job, facts, ranks, counts.per_host, cluster);
+      const auto plan = replan_for(
+          job, facts, ranks, counts.per_host, counted_layers, cluster);
       list.push_back(to_json(job, ranks, plan));
       rows.push_back(row_of(job, ranks, plan));
       if (unknown.empty()) unknown = plan.unknown;
@@ -184,7 +228,9 @@ void Replans::take_table() {
 std::string Replans::layout(int num_ranks) {
   take_table();
   if (!plans_.contains(num_ranks)) {
-    const auto plan = replan_for(job_, facts_, num_ranks, counts_.per_host);
+    CountedLayers counted_layers;
+    const auto plan =
+        replan_for(job_, facts_, num_ranks, counts_.per_host, counted_layers);
     plans_[num_ranks] = {
         .text = to_text(job_, plan),
         .step_seconds = plan.step_seconds,

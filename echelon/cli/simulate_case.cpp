@@ -7,14 +7,13 @@
 #include "echelon/cli/simulate.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <utility>
 #include <vector>
 
-#include "echelon/cli/programs.h"
+#include "echelon/cli/count.h"
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/context_way.h"
 #include "echelon/cost/framework.h"
@@ -28,7 +27,6 @@ namespace echelon::cli {
 namespace {
 
 constexpr int64_t kMost = int64_t{1} << 40;
-constexpr std::chrono::seconds kCountLimit{120};
 
 void number(
     const char* flag, const std::string& text, int64_t lowest, int64_t highest,
@@ -142,35 +140,8 @@ void read_options(const SimulateArguments& arguments, SimulateCase& made) {
   }
 }
 
-// The first line, without its "error: ".
-std::string first_error(const std::string& text) {
-  const std::string line = text.substr(0, text.find('\n'));
-  const std::string prefix = "error: ";
-  return line.starts_with(prefix) ? line.substr(prefix.size()) : line;
-}
-
-// Counts with echelon-train, which has every network, what the cluster's
-// devices would run.
-cost::ModelShape count_here(Job job, const cluster::Cluster& cluster) {
-  job.comm.backend = BackendKind::automatic;
-  job.comm.device =
-      cluster.node_of(0).device.processor ? DeviceKind::cpu : DeviceKind::cuda;
-  const ScratchConfig config(job);
-  const launch::ScratchFolder folder;
-  const std::string layers = folder.path() + "/layers.json";
-  const Captured counted = capture(
-      {find_echelon_train(), "count", config.path(), "--save", layers},
-      kCountLimit);
-  if (counted.exit_code != 0) {
-    throw ConfigError(
-        counted.err.empty() ? "echelon-train count did not end in time"
-                            : first_error(counted.err));
-  }
-  return cost::read_counted_model(layers);
-}
-
-void read_configuration(
-    const SimulateArguments& arguments, SimulateCase& made) {
+// Sets `count` where formulas do not know the layers.
+void read_configuration(SimulateArguments& arguments, SimulateCase& made) {
   if (!arguments.model.empty()) {
     throw ConfigError(format(
         "--model {} with {}: the configuration says it; leave one out",
@@ -179,13 +150,14 @@ void read_configuration(
   const Job job = load_job(arguments.config, {.layout = arguments.layout});
   const JobFacts facts = check_job(job, job.layout.num_ranks());
   made.strategy = predict::configured_strategy(job);
+  if (is_counted_alone(job)) arguments.count = arguments.layers.empty();
   if (!arguments.layers.empty()) {
     made.model = cost::read_counted_model(arguments.layers);
   } else if (arguments.count) {
-    made.model = count_here(job, made.cluster);
-    try {
+    const bool on_processor = made.cluster.node_of(0).device.processor;
+    made.model = count_layers(job, on_processor);
+    if (!is_counted_alone(job)) {
       made.formulas = predict::configured(job, facts).model;
-    } catch (const ConfigError&) {  // a program's own model has none
     }
   } else {
     made.model = predict::configured(job, facts).model;
@@ -200,7 +172,9 @@ void refuse_other_ranks(
   for (const Axis axis : {Axis::cp, Axis::ep}) {
     if (layout.degree(axis) == 1) continue;
     throw ConfigError(format(
-        "{}={}: layers are not counted for it; leave --count and --layers out",
+        "{}={}: layers are not counted for it; set it to 1, or leave --count "
+        "and "
+        "--layers out",
         to_string(axis), layout.degree(axis)));
   }
   if (made.model.layer_ranks == layout.tp) return;
@@ -321,11 +295,11 @@ SimulateCase read_case(const SimulateArguments& arguments) {
   } else {
     require("--cluster", arguments.cluster, "--cluster h100-sxm:1x8");
     made.cluster = cluster::find_cluster(arguments.cluster);
-    read_configuration(arguments, made);
+    read_configuration(flags, made);
     flags.layout.clear();  // load_job has read it
   }
   read_strategy(flags, made.strategy);
-  refuse_other_ranks(arguments, made);
+  refuse_other_ranks(flags, made);
   made.strategy =
       cost::with_context_way(made.model, made.strategy, made.cluster);
   read_options(flags, made);

@@ -50,35 +50,6 @@ constexpr int kSshFailed = 255;
 constexpr std::chrono::seconds kOthersEnd{10};
 constexpr std::chrono::seconds kSecondSignal{2};
 
-// Without those flags, up to the program of `run`, and with others in front of
-// the rest of the subcommand's.
-Texts command_with(
-    const Texts& line, const std::string& command, const Texts& without,
-    const Texts& with) {
-  Texts result;
-  bool added = false;
-  bool program = false;
-  for (size_t i = 0; i < line.size(); ++i) {
-    const std::string& word = line[i];
-    program = program || word == "--";
-    const auto is_flag = [&](const std::string& flag) { return word == flag; };
-    const auto has_value = [&](const std::string& flag) {
-      return word.starts_with(flag + "=");
-    };
-    if (!program && std::ranges::any_of(without, is_flag)) {
-      ++i;
-      continue;
-    }
-    if (!program && std::ranges::any_of(without, has_value)) continue;
-    result.push_back(word);
-    if (!added && i > 0 && word == command) {
-      result.insert(result.end(), with.begin(), with.end());
-      added = true;
-    }
-  }
-  return result;
-}
-
 [[noreturn]] void become_srun(
     const HostArguments& arguments, const std::string& command,
     const std::string& num_ranks) {
@@ -328,6 +299,33 @@ std::vector<std::string> own_command_line() {
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
   if (!words.empty() && !error) words[0] = self.string();
   return words;
+}
+
+Texts command_with(
+    const Texts& line, const std::string& command, const Texts& without,
+    const Texts& with) {
+  Texts result;
+  bool added = false;
+  bool program = false;
+  for (size_t i = 0; i < line.size(); ++i) {
+    const std::string& word = line[i];
+    program = program || word == "--";
+    const auto is_flag = [&](const std::string& flag) { return word == flag; };
+    const auto has_value = [&](const std::string& flag) {
+      return word.starts_with(flag + "=");
+    };
+    if (!program && std::ranges::any_of(without, is_flag)) {
+      ++i;
+      continue;
+    }
+    if (!program && std::ranges::any_of(without, has_value)) continue;
+    result.push_back(word);
+    if (!added && i > 0 && word == command) {
+      result.insert(result.end(), with.begin(), with.end());
+      added = true;
+    }
+  }
+  return result;
 }
 
 int start_on_hosts(

@@ -22,4 +22,11 @@ int start_on_hosts(
 /// This process's words, with its program's whole path.
 std::vector<std::string> own_command_line();
 
+/// A command line without those flags and their values, up to the program of
+/// `run`, and with other words in front of the rest of the subcommand's.
+std::vector<std::string> command_with(
+    const std::vector<std::string>& line, const std::string& command,
+    const std::vector<std::string>& without,
+    const std::vector<std::string>& with);
+
 }  // namespace echelon::cli

@@ -122,12 +122,22 @@ State slurm_state(const std::string& scontrol, const std::string& id) {
   return state;
 }
 
+void say_how_to_ask(const Deployed& made) {
+  std::cout << format(
+                   "while it runs: {}\n",
+                   deploy::ask_command(
+                       made.engine, made.workload, made.settings))
+            << std::flush;
+}
+
 int submit_to_slurm(
-    const SubmitArguments& arguments, const std::string& file, int64_t every) {
+    const SubmitArguments& arguments, const Deployed& made,
+    const std::string& file, int64_t every) {
   const std::string sbatch = needed("sbatch");
   const std::string answer = asked({sbatch, "--parsable", file});
   const std::string id = answer.substr(0, answer.find(';'));
   std::cout << format("job {}\n", id) << std::flush;
+  say_how_to_ask(made);
   if (arguments.no_follow) return 0;
   const std::string scontrol = needed("scontrol");
   return follow("job " + id, every, [&] { return slurm_state(scontrol, id); });
@@ -185,6 +195,7 @@ int submit_to_kubernetes(
   create.insert(create.end(), {"-f", file});
   const std::string names = asked(create);
   std::cout << names << "\n" << std::flush;
+  say_how_to_ask(made);
   if (arguments.no_follow) return 0;
   if (made.engine == deploy::Engine::lws) {
     std::cout << "a LeaderWorkerSet does not say when its job has ended; see "
@@ -215,7 +226,7 @@ int submit_job(const SubmitArguments& arguments) {
   const std::string file = folder.path() + "/" + made.settings.name;
   write_file_atomically(file, made.text);
   return made.engine == deploy::Engine::slurm
-             ? submit_to_slurm(arguments, file, every)
+             ? submit_to_slurm(arguments, made, file, every)
              : submit_to_kubernetes(arguments, made, file, every);
 }
 

@@ -52,17 +52,27 @@ struct TrainArguments {
 void print_facts(const Job& job, const JobFacts& facts) {
   std::cout << format(
       "{}: fine\n"
-      "  model   {}, {}, {}\n"
-      "  data    {}; {} to train on, {} held out\n"
+      "  model   {}\n"
+      "  data    {}\n"
       "  layout  {}: {}\n"
       "  run     {} of {}, into {}\n",
-      job.document.name(), job.model.name,
-      counted(facts.num_parameters, "parameter"),
-      counted(facts.classes, "class"), facts.data.describe,
-      format_count(facts.data.num_train), format_count(facts.data.num_holdout),
+      job.document.name(),
+      job.model.name == kOwnModel
+          ? "own, of " + job.model.library
+          : format(
+                "{}, {}, {}", job.model.name,
+                counted(facts.num_parameters, "parameter"),
+                counted(facts.classes, "class")),
+      job.data.name == DataKind::own
+          ? facts.data.describe
+          : format(
+                "{}; {} to train on, {} held out", facts.data.describe,
+                format_count(facts.data.num_train),
+                format_count(facts.data.num_holdout)),
       to_string(job.layout), counted(job.layout.num_ranks(), "rank"),
-      counted(facts.steps, "step"), counted(job.train.batch, "sample"),
-      job.train.run);
+      facts.steps > 0 ? counted(facts.steps, "step")
+                      : counted(job.train.epochs, "epoch"),
+      counted(job.train.batch, "sample"), job.train.run);
 }
 
 // Where the ranks keep copies of their state for a restart; null: nowhere.
@@ -596,8 +606,9 @@ void add_train(Command& root) {
       "replace the run folder if it exists");
   command.option(
       "--resume", overrides.resume, "FOLDER",
-      "start from another run's folder or from a checkpoint; auto: a run "
-      "resumes from its own newest checkpoint (default); never: it does not");
+      "start from another run's folder or from a checkpoint, also on object "
+      "storage (s3://BUCKET/PREFIX); auto: a run resumes from its own newest "
+      "checkpoint (default); never: it does not");
   command.flag(
       "--check", arguments.check,
       "check the configuration and the files that it names; start nothing");

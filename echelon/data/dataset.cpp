@@ -18,8 +18,10 @@
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/data/images/image.h"
+#include "echelon/data/sources/csv_table.h"
 #include "echelon/data/sources/digits.h"
 #include "echelon/data/sources/image_folder.h"
+#include "echelon/data/sources/image_shards.h"
 #include "echelon/data/sources/inspect.h"
 #include "echelon/data/sources/order.h"
 #include "echelon/data/sources/random.h"
@@ -27,6 +29,7 @@
 #include "echelon/error.h"
 #include "echelon/storage/local_copy.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -121,7 +124,9 @@ class TensorsDataset : public Dataset {
  public:
   TensorsDataset(const std::string& path, int64_t classes) : path_(path) {
     auto tensors =
-        load_tensors(storage::local_copy(path), {"inputs", "targets"});
+        is_csv(path)
+            ? tensors_of_table(path)
+            : load_tensors(storage::local_copy(path), {"inputs", "targets"});
     inputs_ = std::move(tensors[0]);
     targets_ = tensors[1].to(torch::kInt64);
     spec_.input_shape = inputs_.sizes().slice(1).vec();
@@ -150,6 +155,16 @@ class TensorsDataset : public Dataset {
   }
 
  private:
+  static std::vector<torch::Tensor> tensors_of_table(const std::string& path) {
+    CsvTable table = read_csv(storage::local_copy(path));
+    const auto columns = static_cast<int64_t>(table.columns.size());
+    const auto inputs = torch::from_blob(
+        table.inputs.data(), {table.rows(), columns}, torch::kFloat32);
+    return {
+        inputs.clone(),
+        torch::from_blob(table.targets.data(), {table.rows()}, torch::kInt64)
+            .clone()};
+  }
   static size_t bytes_of_row(const torch::Tensor& tensor) {
     return tensor.nbytes() / static_cast<size_t>(tensor.size(0));
   }
@@ -179,9 +194,15 @@ class ImagesDataset : public Dataset {
       const DataOptions& options, const std::string& root,
       const std::vector<std::string>& classes)
       : options_(options),
-        folder_(scan_image_folder(root)),
+        path_(root),
+        in_shards_(is_shards(root)),
+        folder_(in_shards_ ? scan_image_shards(root) : scan_image_folder(root)),
         normalise_(Normalise::from(options.mean, options.std)) {
     if (classes.empty()) return;
+    if (in_shards_) {  // whose classes are numbers
+      folder_.classes = classes;
+      return;
+    }
     for (auto& image : folder_.images) {
       const auto& name = folder_.classes[static_cast<size_t>(image.label)];
       // inspect_data() has refused class folders that `classes` lacks.
@@ -204,13 +225,24 @@ class ImagesDataset : public Dataset {
   bool may_skip() const override {
     return options_.bad_image == BadImage::skip;
   }
+  std::vector<std::pair<std::string, std::string>>
+  fingerprints() const override {
+    if (!in_shards_) return {};
+    std::string all;
+    for (const auto& image : folder_.images) {
+      all += format(
+          "{} {} {} {}\n", image.path, image.offset, image.bytes, image.label);
+    }
+    return {{path_, checksum(all.data(), all.size())}};
+  }
   void load(int64_t index, const SampleContext& context, const SampleMemory& to)
       const override {
     thread_local ImageDecoder decoder;
     thread_local Resizer resizer;
     const auto& image = folder_.images[static_cast<size_t>(index)];
     const auto size = decoder.open(
-        folder_.root + "/" + image.path, options_.max_image_pixels);
+        in_shards_ ? image.path : folder_.root + "/" + image.path,
+        options_.max_image_pixels, {image.offset, image.bytes});
     const ResizePlan plan = plan_for(size, context, index);
     resizer.run(
         decoder.decode(plan.shrink() / kLeftToResize), plan,
@@ -237,6 +269,8 @@ class ImagesDataset : public Dataset {
   }
 
   DataOptions options_;
+  std::string path_;
+  bool in_shards_;
   ImageFolder folder_;
   Normalise normalise_;
 };
@@ -289,6 +323,28 @@ std::vector<int64_t> all_of(const Dataset& dataset) {
   return indices;
 }
 
+std::string type_name(const torch::Tensor& tensor) {
+  return tensor.defined() ? format(
+                                "{} {}", c10::toString(tensor.scalar_type()),
+                                safetensors::shape_string(tensor.sizes().vec()))
+                          : "nothing";
+}
+
+void copy_tensor(
+    const torch::Tensor& from, const std::vector<int64_t>& shape,
+    torch::Dtype dtype, std::byte* to, const std::string& name) {
+  const bool fits = from.defined() && from.sizes() == at::IntArrayRef(shape) &&
+                    from.is_floating_point() == c10::isFloatingType(dtype);
+  if (!fits) {
+    throw DataError(format(
+        "{} is {}; the data set's spec() says {} {}, and every sample has the "
+        "same shape",
+        name, type_name(from), c10::toString(dtype),
+        safetensors::shape_string(shape)));
+  }
+  at::from_blob(to, shape, torch::dtype(dtype)).copy_(from.detach());
+}
+
 std::unique_ptr<Dataset>
 make_checked(const DataOptions& options, uint64_t seed, int64_t classes) {
   if (options.name == DataKind::digits)
@@ -337,6 +393,10 @@ Batch empty_batch(const SampleSpec& spec, int64_t n, bool pinned) {
   for (const auto& more : spec.more) {
     batch.more.push_back(make(more.shape, more.dtype));
   }
+  for (const auto& more : spec.more_targets) {
+    batch.more_targets.push_back(make(more.shape, more.dtype));
+  }
+  batch.ids = spec.ids;
   batch.global_count = n;
   return batch;
 }
@@ -347,17 +407,51 @@ row_memory(const Batch& batch, const SampleSpec& spec, size_t row) {
     const size_t bytes = tensor.nbytes() / static_cast<size_t>(tensor.size(0));
     return static_cast<std::byte*>(tensor.data_ptr()) + row * bytes;
   };
-  SampleMemory memory{at(batch.inputs), at(batch.targets), {}};
+  SampleMemory memory{at(batch.inputs), at(batch.targets), {}, {}};
   for (size_t i = 0; i < spec.more.size(); ++i) {
     memory.more.push_back(at(batch.more[i]));
   }
+  for (const auto& more : batch.more_targets) {
+    memory.more_targets.push_back(at(more));
+  }
   return memory;
+}
+
+void copy_sample(
+    const Sample& sample, const SampleSpec& spec, const SampleMemory& to,
+    const std::string& name) {
+  const torch::NoGradGuard no_grad;
+  copy_tensor(
+      sample.input, spec.input_shape, spec.input_dtype, to.input,
+      "the input of " + name);
+  copy_tensor(
+      sample.target, spec.target_shape, spec.target_dtype, to.target,
+      "the target of " + name);
+  const auto copy_more = [&](const std::vector<torch::Tensor>& tensors,
+                             const std::vector<MoreSpec>& specs,
+                             const std::vector<std::byte*>& memory,
+                             const std::string& what) {
+    if (tensors.size() != specs.size()) {
+      throw DataError(format(
+          "{} has {}, and the data set's spec() says {}", name,
+          counted(static_cast<int64_t>(tensors.size()), "further " + what),
+          specs.size()));
+    }
+    for (size_t i = 0; i < specs.size(); ++i) {
+      copy_tensor(
+          tensors[i], specs[i].shape, specs[i].dtype, memory[i],
+          format("further {} {} of {}", what, i, name));
+    }
+  };
+  copy_more(sample.more, spec.more, to.more, "input");
+  copy_more(sample.more_targets, spec.more_targets, to.more_targets, "target");
 }
 
 void drop_rows(Batch& batch, const std::vector<std::string>& reasons) {
   const auto n = static_cast<size_t>(batch.inputs.size(0));
   std::vector<torch::Tensor*> tensors = {&batch.inputs, &batch.targets};
   for (auto& tensor : batch.more) tensors.push_back(&tensor);
+  for (auto& tensor : batch.more_targets) tensors.push_back(&tensor);
   size_t kept = 0;
   for (size_t row = 0; row < n; ++row) {
     if (!reasons[row].empty()) {
@@ -384,6 +478,46 @@ std::vector<int64_t> Dataset::training_order(
     std::vector<int64_t> samples, uint64_t seed, int64_t epoch,
     bool shuffle) const {
   return epoch_order(std::move(samples), seed, epoch, shuffle);
+}
+
+int64_t SampleStream::skip(int64_t count) {
+  int64_t skipped = 0;
+  for (; skipped < count; ++skipped) {
+    try {
+      if (!next()) break;
+    } catch (const DataError&) {
+      // The rank that takes this sample reports it.
+    }
+  }
+  return skipped;
+}
+
+void SampleStream::seek(const std::string& position) {
+  throw DataError(format(
+      "the data's stream returns positions, as \"{}\", and does not override "
+      "seek(), which goes to them",
+      position));
+}
+
+void Dataset::load(
+    int64_t index, const SampleContext& context, const SampleMemory& to) const {
+  const std::string name = format("sample {}", index);
+  try {
+    copy_sample(sample(index, context), spec(), to, name);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw DataError(format("{} of the data set: {}", name, error.what()));
+  }
+}
+
+Sample Dataset::sample(int64_t index, const SampleContext&) const {
+  throw ConfigError(format(
+      "sample {}: the data set overrides neither sample() nor load()", index));
+}
+
+std::unique_ptr<SampleStream> Dataset::open(const SampleContext&) const {
+  throw ConfigError("the data set is a stream and does not override open()");
 }
 
 Batch Dataset::get(
@@ -433,6 +567,41 @@ TrainingData open_data(const DataOptions& options, uint64_t seed) {
   return with_holdout(
       train, std::make_shared<ImagesDataset>(
                  options, options.holdout_path, images.classes()));
+}
+
+TrainingData split_own(
+    std::shared_ptr<const Dataset> train,
+    std::shared_ptr<const Dataset> holdout, const DataOptions& options,
+    uint64_t seed) {
+  const auto samples_of = [](const Dataset& dataset) {
+    if (!dataset.is_stream() && dataset.size() < 1) {
+      throw ConfigError(format(
+          "the data set has {} samples; training needs at least one, and only "
+          "a stream (is_stream) may not know its size",
+          dataset.size()));
+    }
+    return dataset.is_stream() ? std::vector<int64_t>() : all_of(dataset);
+  };
+  auto samples = samples_of(*train);
+  if (!holdout) {
+    if (train->is_stream()) return {train, {}, train, {}};
+    return split_data(
+        train, split_samples(train->size(), options.holdout, seed));
+  }
+  const SampleSpec one = train->spec();
+  const SampleSpec other = holdout->spec();
+  if (one.input_shape != other.input_shape ||
+      one.target_shape != other.target_shape) {
+    throw ConfigError(format(
+        "the held-out samples are {} with targets {}, those for training {} "
+        "with targets {}; they must be equal",
+        safetensors::shape_string(other.input_shape),
+        safetensors::shape_string(other.target_shape),
+        safetensors::shape_string(one.input_shape),
+        safetensors::shape_string(one.target_shape)));
+  }
+  auto held_out = samples_of(*holdout);
+  return {train, std::move(samples), holdout, std::move(held_out)};
 }
 
 }  // namespace echelon

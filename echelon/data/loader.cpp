@@ -4,6 +4,11 @@
 // done. A batch is held by shared pointers, so begin() may clear the queue
 // while workers still fill rows of it.
 //
+// A stream has one thread, which reads the next batch while the queue has less
+// than `prefetch`, without the mutex; begin() waits until it does not read, and
+// opens the stream anew. Each batch keeps the stream's position behind it, so
+// that position() is that of the batches that were returned.
+//
 // An error of a row is stored in the row's own entry and thrown by next(), so
 // the batch's first broken row is reported whichever worker was faster.
 // Whatever depends on chance is keyed by seed, epoch and sample, and is the
@@ -19,7 +24,9 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <limits>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
@@ -36,7 +43,8 @@ namespace {
 struct Pending {
   Batch batch;
   SampleContext context;
-  int64_t end = 0;  // position in the epoch after this batch
+  int64_t end = 0;         // position in the epoch after this batch
+  std::string stream_end;  // the stream's, likewise
 
   // Guarded by the loader's mutex.
   size_t next_row = 0;
@@ -105,9 +113,12 @@ class BatchMemory {
     return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
   }
   static bool unused(const Batch& batch) {
+    const auto all_unused = [](const auto& tensors) {
+      return std::ranges::all_of(
+          tensors, [](const auto& tensor) { return unused(tensor); });
+    };
     return unused(batch.inputs) && unused(batch.targets) &&
-           std::ranges::all_of(
-               batch.more, [](const auto& tensor) { return unused(tensor); });
+           all_unused(batch.more) && all_unused(batch.more_targets);
   }
 
   SampleSpec spec_;
@@ -138,6 +149,13 @@ bool is_quick(
   return all.count() < kQuickBatchSeconds;
 }
 
+std::vector<torch::Tensor*> tensors_of(Batch& batch) {
+  std::vector<torch::Tensor*> tensors = {&batch.inputs, &batch.targets};
+  for (auto& tensor : batch.more) tensors.push_back(&tensor);
+  for (auto& tensor : batch.more_targets) tensors.push_back(&tensor);
+  return tensors;
+}
+
 void require(bool good, const std::string& rule) {
   if (!good) throw ConfigError("data loader: " + rule);
 }
@@ -152,6 +170,8 @@ struct Loader::State {
         spec(set.spec()),
         pinned(options.pin_memory && at::getAccelerator().has_value()),
         memory(spec, pinned, static_cast<size_t>(options.prefetch) + 3),
+        size(dataset.size()),
+        streams(dataset.is_stream()),
         quick(
             !options.samples.empty() &&
             is_quick(dataset, spec, options.samples.front(), rows())) {}
@@ -162,6 +182,8 @@ struct Loader::State {
   const SampleSpec spec;
   const bool pinned;
   BatchMemory memory;
+  const int64_t size;          // of the data set
+  const bool streams;          // samples come from `stream`
   const bool quick;            // next() loads; no threads
   std::vector<int64_t> order;  // of the epoch
   Position position;
@@ -175,6 +197,28 @@ struct Loader::State {
   std::deque<PendingPtr> queue;   // oldest first
   bool stop = false;
   std::vector<std::thread> threads;
+
+  // Of a stream; its thread has them while `reading`, else the mutex's holder.
+  std::unique_ptr<SampleStream> stream;
+  bool reading = false;
+  bool held = false;   // the thread shall not begin to read
+  bool ended = false;  // the epoch, or by an error
+
+  /// The samples of an epoch; of a stream, more than there can be.
+  int64_t epoch_size() const {
+    return streams ? std::numeric_limits<int64_t>::max() / 2
+                   : static_cast<int64_t>(order.size());
+  }
+
+  void check_size() const {
+    const int64_t now = dataset.size();
+    if (now == size) return;
+    throw DataError(format(
+        "the data set had {} samples when it was opened and has {} now, in "
+        "epoch {}; what it has must not change while a run uses it. The run "
+        "resumes from its newest checkpoint when the data is as it was",
+        size, now, position.epoch));
+  }
 
   /// Samples of this rank in a full batch.
   int64_t rows() const {
@@ -199,8 +243,7 @@ struct Loader::State {
       if (epoch < first.epoch || epoch > last.epoch) continue;
       all.emplace_back(
           epoch == first.epoch ? first.consumed : 0,
-          epoch == last.epoch ? last.consumed
-                              : static_cast<int64_t>(order.size()));
+          epoch == last.epoch ? last.consumed : epoch_size());
     }
     std::ranges::sort(all);
     return all;
@@ -209,7 +252,7 @@ struct Loader::State {
   /// The samples [begin, end) of the next batch behind `from`; none at the end
   /// of the epoch.
   std::pair<int64_t, int64_t> batch_after(int64_t from) const {
-    const auto total = static_cast<int64_t>(order.size());
+    const int64_t total = epoch_size();
     int64_t begin = from;
     const auto batch_before = [&](int64_t limit) {
       return limit - begin >= (options.drop_last ? options.global_batch : 1);
@@ -245,12 +288,22 @@ struct Loader::State {
         rank_share(end - begin, options.rank, options.num_ranks, rank_batch);
     auto pending = std::make_shared<Pending>();
     pending->batch = memory.get(share.size());
-    pending->batch.indices.assign(
-        order.begin() + begin + share.begin, order.begin() + begin + share.end);
+    if (streams) {
+      pending->batch.indices.resize(static_cast<size_t>(share.size()));
+      std::iota(
+          pending->batch.indices.begin(), pending->batch.indices.end(),
+          begin + share.begin);
+    } else {
+      check_size();
+      pending->batch.indices.assign(
+          order.begin() + begin + share.begin,
+          order.begin() + begin + share.end);
+    }
     if (options.sample_keys) {
       pending->batch.more.push_back(keys_of(pending->batch.indices));
     }
     pending->batch.global_count = end - begin;
+    pending->batch.may_skip = dataset.may_skip();
     pending->context = {options.seed, position.epoch, options.training};
     pending->end = end;
     pending->skipped.resize(pending->rows());
@@ -270,10 +323,123 @@ struct Loader::State {
     return pending;
   }
 
+  /// Reads the next batch of the stream; null at the end of the epoch. At the
+  /// end of the epoch a batch has the samples that there are, each rank those
+  /// of its share of a full one.
+  PendingPtr read_next() {
+    const auto [begin, end] = batch_after(scheduled);
+    if (begin > scheduled) stream->skip(begin - scheduled);
+    const Share share =
+        rank_share(end - begin, options.rank, options.num_ranks, rank_batch);
+    auto pending = make_pending(begin, end);
+    int64_t read = stream->skip(share.begin);
+    size_t row = 0;
+    bool more = read == share.begin;
+    for (; more && row < pending->rows(); ++row) {
+      more = read_row(*pending, row);
+      if (!more) break;
+    }
+    read += static_cast<int64_t>(row);
+    if (more) read += stream->skip(end - begin - share.end);
+    if (read < end - begin && (read == 0 || options.drop_last)) return nullptr;
+    auto& batch = pending->batch;
+    batch.global_count = read;
+    if (row < pending->rows()) {
+      for (auto* tensor : tensors_of(batch)) {
+        *tensor = tensor->narrow(0, 0, static_cast<int64_t>(row));
+      }
+      batch.indices.resize(row);
+    }
+    scheduled = pending->end = begin + read;
+    pending->stream_end = stream->position();
+    return pending;
+  }
+
+  /// False at the end of the epoch.
+  bool read_row(Pending& pending, size_t row) {
+    const std::string name = format(
+        "sample {} of epoch {}", pending.batch.indices[row], position.epoch);
+    try {
+      const auto sample = stream->next();
+      if (!sample) return false;
+      copy_sample(*sample, spec, row_memory(pending.batch, spec, row), name);
+    } catch (const DataError& error) {
+      if (!dataset.may_skip()) throw;
+      pending.skipped[row] = error.what();
+    }
+    return true;
+  }
+
+  // The loop of a stream's thread.
+  void run_reader() {
+    ::pthread_setname_np(::pthread_self(), "echelon-loader");
+    std::unique_lock lock(mutex);
+    while (true) {
+      work.wait(lock, [&] {
+        return stop || (!held && !ended && stream != nullptr &&
+                        static_cast<int64_t>(queue.size()) <= options.prefetch);
+      });
+      if (stop) return;
+      reading = true;
+      lock.unlock();
+      PendingPtr next;
+      std::exception_ptr error;
+      try {
+        next = read_next();
+      } catch (const Error&) {
+        error = std::current_exception();
+      } catch (const std::exception& what) {
+        error = std::make_exception_ptr(DataError(format(
+            "epoch {} of the data's stream: {}", position.epoch, what.what())));
+      } catch (...) {
+        error = std::current_exception();
+      }
+      lock.lock();
+      reading = false;
+      if (error) {
+        next = std::make_shared<Pending>();
+        next->end = scheduled;
+        next->errors = {error};
+      }
+      ended = error || !next;
+      if (next) queue.push_back(std::move(next));
+      ready.notify_all();
+    }
+  }
+
+  /// Opens the stream at this position. Its thread does not read.
+  void open_stream(const Position& from) {
+    check_size();
+    stream = dataset.open({options.seed, from.epoch, options.training});
+    if (!from.stream.empty()) {
+      stream->seek(from.stream);
+      return;
+    }
+    const int64_t there = stream->skip(from.consumed);
+    if (there == from.consumed) return;
+    throw DataError(format(
+        "the data's stream has {} samples in epoch {}, and training has taken "
+        "{} of it; the samples are no longer those of the run",
+        there, from.epoch, from.consumed));
+  }
+
+  /// Waits until the next batch is read or the epoch has ended. Needs the
+  /// mutex.
+  void wait_for_stream(std::unique_lock<std::mutex>& lock) {
+    ready.wait(lock, [&] { return !queue.empty() || (ended && !reading); });
+  }
+
   /// Waits for the oldest batch of the queue; null at the end of the epoch.
   PendingPtr take_next() {
     std::unique_lock lock(mutex);
+    if (streams) wait_for_stream(lock);
     if (queue.empty()) return nullptr;
+    if (streams) {
+      auto pending = queue.front();
+      queue.pop_front();
+      work.notify_all();
+      return pending;
+    }
     auto pending = queue.front();
     ready.wait(lock, [&] { return pending->rows_done == pending->rows(); });
     queue.pop_front();
@@ -282,7 +448,7 @@ struct Loader::State {
 
   /// Keeps `prefetch` batches in the queue beyond the one that next() returns.
   void schedule() {
-    if (quick) return;
+    if (quick || streams) return;
     while (static_cast<int64_t>(queue.size()) <= options.prefetch) {
       const auto [begin, end] = batch_after(scheduled);
       if (end == begin) return;
@@ -334,6 +500,21 @@ struct Loader::State {
   }
 
   void begin(const Position& from) {
+    if (streams) {
+      std::unique_lock lock(mutex);
+      held = true;
+      ready.wait(lock, [&] { return !reading; });
+      queue.clear();
+      stream.reset();
+      position = from;
+      scheduled = from.consumed;
+      gaps = gaps_of(from.epoch);
+      open_stream(from);
+      held = ended = false;
+      work.notify_all();
+      return;
+    }
+    check_size();
     {
       // Workers still finish their rows, in memory that they hold.
       const std::lock_guard lock(mutex);
@@ -355,7 +536,8 @@ Loader::Loader(const Dataset& dataset, LoaderOptions options) {
   require(options.prefetch > 0, "prefetch must be 1 or more");
   const auto samples = static_cast<int64_t>(options.samples.size());
   require(
-      !options.drop_last || samples >= options.global_batch,
+      !options.drop_last || dataset.is_stream() ||
+          samples >= options.global_batch,
       format(
           "drop_last leaves nothing of {} samples in batches of {}", samples,
           options.global_batch));
@@ -370,12 +552,15 @@ Loader::Loader(const Dataset& dataset, LoaderOptions options) {
       options.global_batch, options.rank, options.num_ranks,
       options.rank_batch);
   state_ = std::make_unique<State>(dataset, std::move(options));
-  const int64_t workers = state_->quick ? 0 : state_->options.workers;
-  for (int64_t i = 0; i < workers; ++i) {
-    state_->threads.emplace_back(
-        [state = state_.get()] { state->run_worker(); });
-  }
+  int64_t workers = state_->quick ? 0 : state_->options.workers;
+  if (state_->streams) workers = 1;
+  // Before there are threads, which an error would leave behind.
   state_->begin({});
+  for (int64_t i = 0; i < workers; ++i) {
+    state_->threads.emplace_back([state = state_.get()] {
+      state->streams ? state->run_reader() : state->run_worker();
+    });
+  }
 }
 
 Loader::~Loader() {
@@ -398,6 +583,7 @@ std::optional<Batch> Loader::next() {
       state.quick ? state.load_next() : state.take_next();
   if (!pending) return std::nullopt;
   state.position.consumed = pending->end;
+  state.position.stream = pending->stream_end;
   Batch batch = std::move(pending->batch);
   pending->batch = {};
   for (const auto& error : pending->errors) {
@@ -417,6 +603,11 @@ Position Loader::position() const {
 }
 
 bool Loader::at_end() const {
+  if (state_->streams) {
+    std::unique_lock lock(state_->mutex);
+    state_->wait_for_stream(lock);
+    return state_->queue.empty();
+  }
   const auto [begin, end] = state_->batch_after(state_->position.consumed);
   return begin == end;
 }
@@ -425,7 +616,7 @@ void Loader::seek(const Position& position) {
   const auto total = static_cast<int64_t>(state_->options.samples.size());
   require(
       position.epoch >= 0 && position.consumed >= 0 &&
-          position.consumed <= total,
+          (position.consumed <= total || state_->streams),
       format(
           "position {} of epoch {} is outside of the {} samples of an epoch",
           position.consumed, position.epoch, total));
@@ -445,9 +636,11 @@ void Loader::leave_out(const Window& window) {
 
 int64_t Loader::batches_per_epoch() const {
   const auto& options = state_->options;
+  const auto samples = state_->streams
+                           ? std::max<int64_t>(0, state_->size)
+                           : static_cast<int64_t>(options.samples.size());
   return echelon::batches_per_epoch(
-      static_cast<int64_t>(options.samples.size()), options.global_batch,
-      options.drop_last);
+      samples, options.global_batch, options.drop_last);
 }
 
 }  // namespace echelon

@@ -40,12 +40,16 @@ struct Window {
 /// memory and a rank's part of a batch takes less than 50 us, next() loads it
 /// and there are no threads.
 ///
+/// Of a stream (SampleStream), a global batch is the next global_batch samples,
+/// each rank takes its rank_share() of a full one, and one thread reads ahead.
+///
 /// One thread uses a loader. It may be destroyed at any time; its threads first
 /// finish the samples that they are loading.
 class Loader {
  public:
   /// `dataset` outlives the loader. Starts at epoch 0. Throws ConfigError, also
-  /// when `drop_last` would leave no batch.
+  /// when `drop_last` would leave no batch. Of a stream, options.samples is
+  /// empty.
   Loader(const Dataset& dataset, LoaderOptions options);
   ~Loader();
   Loader(const Loader&) = delete;
@@ -58,7 +62,8 @@ class Loader {
   /// call start_epoch() then. The part has 0 samples when the last batch is too
   /// small for all ranks: every rank sees the same number of batches. Throws
   /// DataError, which names the first broken sample of the batch; that batch is
-  /// lost, and the next call gives the one after it.
+  /// lost, and the next call gives the one after it. Throws DataError when the
+  /// size of the data set is no longer what it was.
   ///
   /// The tensors belong to the caller. The memory of batches that nobody holds
   /// any more is reused.
@@ -67,7 +72,7 @@ class Loader {
   /// The position after the batches that next() has returned; the same on all
   /// ranks.
   Position position() const;
-  /// True when the epoch has no further batch.
+  /// True when the epoch has no further batch. Waits for a stream's next one.
   bool at_end() const;
   /// Continues from `position`, which may have been saved with other numbers of
   /// ranks or batch sizes. Throws ConfigError when it is outside of the epoch.
@@ -85,7 +90,8 @@ class Loader {
   /// then.
   void leave_out(const Window& window);
 
-  /// Number of batches of an epoch, as if no samples were left out.
+  /// Number of batches of an epoch, as if no samples were left out; 0 for a
+  /// stream of unknown size.
   int64_t batches_per_epoch() const;
 
  private:

@@ -210,4 +210,18 @@ send_command(Engine engine, const Settings& settings, const std::string& file) {
   }
 }
 
+std::string
+ask_command(Engine engine, const Workload& workload, const Settings& settings) {
+  std::string command = "echelon job status " + shell_word(workload.run);
+  if (!is_kubernetes(engine)) return command;
+  command += format(
+      " --pod {}",
+      engine == Engine::lws       ? settings.name + "-0"
+      : engine == Engine::trainer ? format("job/{}-node-0", settings.name)
+      : workload.elastic()        ? "job/" + settings.name
+                                  : format("job/{}-hosts-0", settings.name));
+  if (settings.name_space.empty()) return command;
+  return command + " --namespace " + settings.name_space;
+}
+
 }  // namespace echelon::deploy

@@ -105,6 +105,10 @@ SchemaCheck check_schemas(
 std::string
 send_command(Engine engine, const Settings& settings, const std::string& file);
 
+/// The command that asks it while it runs.
+std::string
+ask_command(Engine engine, const Workload& workload, const Settings& settings);
+
 /// A secret that the job needs and that is not in its manifests.
 struct NeededSecret {
   std::string name;

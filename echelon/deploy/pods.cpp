@@ -172,12 +172,20 @@ Json pod_template(
       {"image", settings.image},
       {"command", pod_command(workload, settings, numbers)},
       {"workingDir", folder_of_pods(settings)}};
+  // For `echelon job`, which asks the job in its pod.
+  const auto own = [](const char* name, const char* field) -> Json {
+    return {
+        {"name", name}, {"valueFrom", {{"fieldRef", {{"fieldPath", field}}}}}};
+  };
+  container["env"] = Json::array(
+      {own("POD_NAME", "metadata.name"),
+       own("POD_NAMESPACE", "metadata.namespace")});
   if (workload.hosts > 1) {
-    container["env"] = Json::array(
-        {{{"name", "ECHELON_TOKEN"},
-          {"valueFrom",
-           {{"secretKeyRef",
-             {{"name", settings.name + "-token"}, {"key", "token"}}}}}}});
+    container["env"].push_back(
+        {{"name", "ECHELON_TOKEN"},
+         {"valueFrom",
+          {{"secretKeyRef",
+            {{"name", settings.name + "-token"}, {"key", "token"}}}}}});
   }
   if (workload.object_storage) {
     container["envFrom"] =

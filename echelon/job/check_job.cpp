@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -50,6 +51,7 @@ class Checker {
   // Without `data`, the files are inspected.
   JobFacts run(const std::optional<DataFacts>& data) {
     check_model_is_known(job_.model);  // the other checks ask for its layers
+    check_library();
     check_layout();
     if (job_.layout.tp > 1) check_tensor_parallel();
     if (job_.layout.cp > 1) check_context_parallel();
@@ -67,12 +69,16 @@ class Checker {
     JobFacts facts;
     facts.warnings = find_unused_settings(job_);
     facts.data = data ? *data : inspect();
-    check_samples(facts);
-    check_kind_of_data();
-    facts.classes = classes(facts.data);
-    facts.steps = steps(facts.data);
-    check_schedule(facts.steps);
-    check_model(facts);
+    const bool own_data = job_.data.name == DataKind::own;
+    const bool own_model = job_.model.name == kOwnModel;
+    // What a library has is known when ranks load it.
+    if (!own_data) check_samples(facts);
+    if (!own_model) check_kind_of_data();
+    facts.classes =
+        own_model || own_data ? job_.model.classes : classes(facts.data);
+    facts.steps = own_data ? job_.train.steps : steps(facts.data);
+    if (facts.steps > 0) check_schedule(facts.steps);
+    if (!own_model && !own_data) check_model(facts);
     check_threads(facts);
     return facts;
   }
@@ -95,6 +101,26 @@ class Checker {
     const auto& place = document_.entry(key).place;
     if (!place.is_default()) return place.text() + ": ";
     return document_.name().empty() ? "" : document_.name() + ": ";
+  }
+
+  void check_library() {
+    const std::string& library = job_.model.library;
+    const bool used = job_.model.name == kOwnModel ||
+                      job_.data.name == DataKind::own || !library.empty();
+    if (!used) return;
+    if (library.empty()) {
+      fail(
+          "data.name",
+          "the data set is that of a program, which hands it to train(), or of "
+          "a library; name the library in [model] library");
+    }
+    std::error_code error;
+    if (!std::filesystem::is_regular_file(library, error)) {
+      fail(
+          "model.library",
+          "there is no such file; build it, as `cmake --build build` does, or "
+          "name the file from the folder that echelon is started in");
+    }
   }
 
   void check_layout() {
@@ -141,13 +167,6 @@ class Checker {
           "a rank that shares out experts with others drives one device; set "
           "either [layout] ep or devices");
     }
-    if (job_.layout.cp > 1) {
-      fail(
-          "layout.ep",
-          "experts spread over ranks and sequences cut over ranks (cp = {}) do "
-          "not go together yet; set cp = 1, or set ep = 1 and use dp or fsdp",
-          job_.layout.cp);
-    }
   }
 
   void check_tensor_parallel() {
@@ -175,6 +194,14 @@ class Checker {
     if (!has_experts(job_.model)) return;
     if (job_.model.aux_loss > 0) refuse_loss_of_sequences("model.aux_loss");
     if (job_.model.z_loss > 0) refuse_loss_of_sequences("model.z_loss");
+    if (job_.model.capacity_factor > 0) {
+      fail(
+          "model.capacity_factor",
+          "counts the tokens of whole sequences, and each rank of cp = {} has "
+          "parts of them; set it to 0, or set cp = 1 and use dp, fsdp, pp, tp "
+          "or ep",
+          job_.layout.cp);
+    }
   }
 
   [[noreturn]] void refuse_loss_of_sequences(const std::string& key) {
@@ -311,6 +338,7 @@ class Checker {
   // Whether the model's layers can be partitioned into so many slices.
   void check_partition(
       const std::string& key, int64_t slices, const std::string& what) {
+    if (job_.model.name == kOwnModel) return;  // ranks know its layers
     const auto layers = list_layers(job_.model);
     const auto count = static_cast<int64_t>(layers.size());
     if (slices > count) {
@@ -559,6 +587,9 @@ class Checker {
 
   DataFacts inspect() {
     const auto& data = job_.data;
+    if (data.name == DataKind::own) {
+      return {.describe = "own, of " + job_.model.library};
+    }
     const bool from_disk =
         data.name == DataKind::tensors || data.name == DataKind::images;
     if (from_disk && data.path.empty()) {

@@ -13,8 +13,10 @@
 #include "echelon/checkpoint/files/folder_files.h"
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/checkpoint/format/new_file.h"
+#include "echelon/checkpoint/remote/object_checkpoints.h"
 #include "echelon/checkpoint/remote/remote_checkpoints.h"
 #include "echelon/error.h"
+#include "echelon/storage/settings.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -65,11 +67,21 @@ bool holds_nothing(const fs::path& run) {
          });
 }
 
-// The checkpoints that checkpoint.resume names, if any.
+// The checkpoints on a disk that checkpoint.resume names, if any. Those on
+// object storage are only looked for.
 std::vector<CheckpointPlace> named_checkpoints(const Job& job) {
   const std::string& from = job.checkpoint.resume;
   if (from == "auto" || from == "never") return {};
-  return find_checkpoints(from);
+  if (!storage::is_object_url(from)) return find_checkpoints(from);
+  find_object_checkpoints(from);
+  return {};
+}
+
+// Before ranks start: each would wait for the copy.
+void fetch_named(const Job& job) {
+  const std::string& from = job.checkpoint.resume;
+  const auto own = list_checkpoints(fs::path(job.train.run) / "checkpoints");
+  if (own.empty() && storage::is_object_url(from)) local_checkpoint(from);
 }
 
 // Whether `path` is inside `folder`, also through a link.
@@ -282,6 +294,13 @@ std::string remote_place(const Job& job) {
 void check_remote(const Job& job) {
   const auto& options = job.checkpoint;
   if (options.remote.empty()) return;
+  if (job.train.overwrite &&
+      (options.resume + "/").starts_with(options.remote + "/")) {
+    throw ConfigError(format(
+        "{}: overwrite would remove what checkpoint.resume = \"{}\" names; "
+        "leave one of them out, or name another place",
+        remote_place(job), options.resume));
+  }
   try {
     RemoteCheckpoints remote(options.remote);
     remote.check();
@@ -332,6 +351,7 @@ RunFolder make_run_folder(const Job& job) {
   }
   made.configuration = write_configuration(job, run);
   take_over_remote(job);
+  fetch_named(job);
   return made;
 }
 
@@ -352,7 +372,8 @@ Job trained_job(const std::string& place) {
   if (!last_weights(place).empty()) {
     return load_job((fs::path(place) / "config.toml").string());
   }
-  const auto checkpoint = find_checkpoints(place).front().path.string();
+  const auto checkpoint =
+      find_checkpoints(local_checkpoint(place)).front().path.string();
   const CheckpointReader reader(checkpoint);
   return parse_job(
       reader.manifest().config, checkpoint + "/manifest.json: config");

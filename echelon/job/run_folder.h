@@ -41,7 +41,9 @@ struct RunFolder {
 /// run writes stay. `overwrite` is false in config.toml, so that running it
 /// again destroys nothing. An older config.toml is replaced only when the new
 /// one is complete. Then it fetches the newest checkpoint of checkpoint.remote,
-/// if that is newer than the folder's, or removes those there (overwrite).
+/// if that is newer than the folder's, or removes those there (overwrite); and
+/// copies what checkpoint.resume names on object storage into the user's cache,
+/// where the run has no checkpoints of its own.
 ///
 /// The launcher of a job calls this, or else its rank 0, and keeps the result
 /// until the job ends. Throws what check_run_folder does.

@@ -99,7 +99,8 @@ class UnusedSettings {
         {"lora.alpha", "lora.targets"});
     unless(
         has_experts(job_.model), by_model,
-        {"model.normalize_routing", "model.aux_loss", "model.z_loss"});
+        {"model.normalize_routing", "model.aux_loss", "model.z_loss",
+         "model.capacity_factor"});
     const bool tensor = job_.layout.tp > 1;
     const std::string reason =
         tensor ? by_model : "without tensor parallelism (tp is 1)";

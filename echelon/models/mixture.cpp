@@ -8,6 +8,7 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "echelon/comm/differentiable.h"
@@ -27,10 +28,28 @@ struct Matrix : ShardedModule {
   Tensor weight;
 };
 
+// One for each router, int64 [routers, experts].
+Tensor stacked(
+    const std::vector<std::shared_ptr<Router>>& routers,
+    Tensor Router::*numbers, torch::Device device) {
+  std::vector<Tensor> all;
+  for (const auto& router : routers) {
+    auto& own = (*router).*numbers;
+    all.push_back(
+        own.defined() ? own.to(device, /*non_blocking=*/true)
+                      : torch::zeros(
+                            {router->weight.size(0)},
+                            torch::dtype(torch::kInt64).device(device)));
+    own = Tensor();
+  }
+  return at::stack(all);
+}
+
 }  // namespace
 
-Router::Router(const LanguageModelShape& shape)
-    : weight(register_parameter(
+Router::Router(const LanguageModelShape& shape, std::string name)
+    : mixture(std::move(name)),
+      weight(register_parameter(
           "weight", torch::empty({shape.experts, shape.hidden_size}))) {
   if (!shape.kind->biased_router) return;
   bias =
@@ -38,46 +57,72 @@ Router::Router(const LanguageModelShape& shape)
   rate = shape.bias_rate;
 }
 
-void Router::count(const Tensor& experts) {
-  const bool counts = rate > 0 && is_training() && at::GradMode::is_enabled() &&
-                      !experts.is_meta() && !recomputing();
+void Router::count(const Tensor& more, const Tensor& more_dropped) {
+  const bool counts = is_training() && at::GradMode::is_enabled() &&
+                      !more.is_meta() && !recomputing();
   if (!counts) return;
   const torch::NoGradGuard no_grad;
-  const auto more = loads_of(experts, bias.size(0));
-  loads = loads.defined() ? loads + more : more;
+  const auto add = [](Tensor& sum, const Tensor& term) {
+    if (term.defined()) sum = sum.defined() ? sum + term : term;
+  };
+  add(loads, more);
+  add(dropped, more_dropped);
 }
 
-BiasBalance::BiasBalance(
-    const std::vector<std::shared_ptr<torch::nn::Module>>& networks, Group data)
-    : data_(std::move(data)) {
+RouterSteps::RouterSteps(
+    const std::vector<std::shared_ptr<torch::nn::Module>>& networks,
+    const std::optional<LanguageModelShape>& shape, Group data,
+    torch::Device device)
+    : data_(std::move(data)), device_(device) {
   for (const auto& network : networks) {
     for (const auto& module : network->modules()) {
       auto router = std::dynamic_pointer_cast<Router>(module);
-      if (router && router->rate > 0) routers_.push_back(std::move(router));
+      if (router) routers_.push_back(std::move(router));
     }
   }
+  if (!shape) return;
+  const auto names = mixture_names(*shape);
+  std::vector<int64_t> places;
+  for (const auto& router : routers_) {
+    const auto name = std::ranges::find(names, router->mixture);
+    if (name == names.end()) return;  // of another model
+    places.push_back(name - names.begin());
+  }
+  mixtures_ = std::ssize(names);
+  experts_ = shape->experts;
+  places_ = torch::tensor(places, torch::kInt64).to(device_);
 }
 
-void BiasBalance::step() {
-  if (routers_.empty()) return;
+void RouterSteps::finish() {
   const torch::NoGradGuard no_grad;
-  std::vector<Tensor> loads;
-  for (const auto& router : routers_) {
-    const auto none = torch::zeros_like(router->bias, torch::kInt64);
-    loads.push_back((router->loads.defined() ? router->loads : none)
-                        .to(routers_.front()->bias.device()));
-    router->loads = Tensor();
+  Tensor loads, dropped;
+  if (!routers_.empty()) {
+    loads = stacked(routers_, &Router::loads, device_);
+    dropped = stacked(routers_, &Router::dropped, device_);
+    if (routers_.front()->rate > 0) balance(loads);
   }
-  const auto all = at::cat(loads);
+  if (mixtures_ > 0) counts_ = whole_model(loads, dropped);
+}
+
+Tensor
+RouterSteps::whole_model(const Tensor& loads, const Tensor& dropped) const {
+  const auto all = torch::zeros(
+      {2, mixtures_, experts_}, torch::dtype(torch::kInt64).device(device_));
+  if (!routers_.empty()) {
+    all.index_copy_(1, places_, at::stack({loads, dropped}));
+  }
+  return all;
+}
+
+void RouterSteps::balance(const Tensor& loads) const {
+  const auto all = loads.clone();
   data_.all_reduce(all, ReduceOp::sum, {.label = "expert loads"}).wait();
-  int64_t begin = 0;
-  for (const auto& router : routers_) {
-    const int64_t experts = router->bias.size(0);
-    const auto load = all.narrow(0, begin, experts);
-    begin += experts;
-    // Whole numbers: which loads are above the mean is the same on all ranks.
-    const auto below = at::sign(load.sum() - load * experts);
-    router->bias.add_(below.to(router->bias.options()), router->rate);
+  // Whole numbers: which loads are above the mean is the same on all ranks.
+  const auto below = at::sign(all.sum(1, /*keepdim=*/true) - all * all.size(1));
+  for (size_t i = 0; i < routers_.size(); ++i) {
+    auto& router = *routers_[i];
+    router.bias.add_(
+        below[static_cast<int64_t>(i)].to(router.bias.options()), router.rate);
   }
 }
 
@@ -94,11 +139,12 @@ MixtureOfExperts::MixtureOfExperts(
           .groups_per_token = shape.groups_per_token,
           .scale = shape.routing_scale,
           .aux_loss = shape.aux_loss,
-          .z_loss = shape.z_loss} {
+          .z_loss = shape.z_loss},
+      capacity_factor_(shape.capacity_factor) {
   const auto& names = shape.kind->experts;
   const int64_t hidden = shape.hidden_size;
   const int64_t inner = shape.expert_size;
-  router_ = register_module("gate", std::make_shared<Router>(shape));
+  router_ = register_module("gate", std::make_shared<Router>(shape, label_));
   const auto list =
       register_module("experts", std::make_shared<torch::nn::Module>());
   const auto sharded = [&](std::vector<int64_t> sizes, int64_t dim) {
@@ -163,8 +209,14 @@ MixtureOfExperts::forward(const Tensor& x, int64_t batch, int64_t sequence) {
                        : at::linear(tokens, router_->weight),
       routing_, batch, is_training(), router_->bias);
   routing.weights = routing.weights.to(tokens.scalar_type());
-  router_->count(routing.experts);
-  const Assignment assignment(routing.experts, routing_.experts);
+  std::optional<Capacity> capacity;
+  if (capacity_factor_ > 0 && is_training()) {
+    capacity = {
+        .samples = batch,
+        .tokens = capacity_tokens(capacity_factor_, sequence, routing_)};
+  }
+  const Assignment assignment(routing.experts, routing_.experts, capacity);
+  router_->count(assignment.loads(), assignment.dropped());
   const Exchange exchange(
       assignment.counts(), parallel_.experts, tokens, label_);
   auto rows = exchange.send(

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,38 +23,64 @@ namespace echelon::models {
 /// expert for the choice: "weight" [experts, hidden] and the buffer
 /// "e_score_correction_bias" [experts].
 struct Router : torch::nn::Module {
-  explicit Router(const LanguageModelShape& shape);
+  /// `mixture`: the name of its module, as mixture_names() has it.
+  Router(const LanguageModelShape& shape, std::string mixture);
 
-  /// Adds the choices of a forward pass in training, unless it is a second run
-  /// of recomputation.
-  void count(const torch::Tensor& experts);
+  /// Adds what a forward pass in training assigned to the experts, unless it is
+  /// a second run of recomputation.
+  ///
+  ///   loads, dropped  int64 [experts], as Assignment has them
+  void count(const torch::Tensor& loads, const torch::Tensor& dropped = {});
 
+  std::string mixture;
   torch::Tensor weight;
-  torch::Tensor bias;   // undefined: none
-  double rate = 0;      // of the bias, in a step
-  torch::Tensor loads;  // int64 [experts], tokens of this step here; undefined:
-                        // not counted
+  torch::Tensor bias;            // undefined: none
+  double rate = 0;               // of the bias, in a step
+  torch::Tensor loads, dropped;  // of this step here; undefined: none yet
 };
 
-/// Loss-free balancing: after a step the bias of each expert that got fewer
-/// tokens than the mean rises by the rate, and that of one that got more falls.
-/// Source: Wang et al., 2024, arXiv:2408.15664, algorithm 1.
-class BiasBalance {
+/// What the routers of a rank's part of a model do at the end of a step.
+///
+/// Loss-free balancing: the bias of each expert that got fewer tokens than the
+/// mean rises by the rate, and that of one that got more falls. Source: Wang et
+/// al., 2024, arXiv:2408.15664, algorithm 1.
+class RouterSteps {
  public:
-  /// Of all routers in `networks` whose rate is not 0. `data`: the ranks that
-  /// have other samples or other tokens. Every rank of it makes one.
-  BiasBalance(
+  /// Of all routers in `networks`. Every rank of `data` makes one.
+  ///
+  ///   shape   of the whole model; none, or that of another model: there are
+  ///           no counts()
+  ///   data    the ranks that have other samples or other tokens
+  ///   device  of counts()
+  RouterSteps(
       const std::vector<std::shared_ptr<torch::nn::Module>>& networks,
-      Group data);
+      const std::optional<LanguageModelShape>& shape, Group data,
+      torch::Device device);
 
   /// Every rank of the group calls it once a step, after the last backward
   /// pass. Biases then are equal on all of them. One all-reduce of whole
-  /// numbers, "expert loads"; none without such routers.
-  void step();
+  /// numbers, "expert loads"; none without biases that move. Reads nothing on
+  /// the host.
+  void finish();
+
+  /// What this rank's tokens were in the last step that was finished: how many
+  /// chose each expert, and how many of these were dropped. int64 [2, mixtures,
+  /// experts], with zeros for mixtures that other ranks have. Undefined in a
+  /// model without experts.
+  const torch::Tensor& counts() const { return counts_; }
 
  private:
+  torch::Tensor
+  whole_model(const torch::Tensor& loads, const torch::Tensor& dropped) const;
+  void balance(const torch::Tensor& loads) const;
+
   std::vector<std::shared_ptr<Router>> routers_;
   Group data_;
+  torch::Device device_;
+  int64_t mixtures_ = 0;  // of the whole model
+  int64_t experts_ = 0;
+  torch::Tensor places_;  // of routers_, among the mixtures
+  torch::Tensor counts_;
 };
 
 /// The router and the experts of a block, under the names of its architecture
@@ -96,6 +123,7 @@ class MixtureOfExperts : public torch::nn::Module {
   TensorParallel parallel_;
   std::string label_;
   RoutingOptions routing_;
+  double capacity_factor_;
   std::shared_ptr<Router> router_;
   std::vector<Expert> experts_;       // this rank's
   std::shared_ptr<GatedMlp> shared_;  // null: none

@@ -513,8 +513,8 @@ void bind(config::Section& section, CheckpointOptions& options) {
   section
       .field(
           "resume", options.resume,
-          "auto, never, or a run folder or checkpoint to start from; a run "
-          "with checkpoints of its own resumes from the newest")
+          "auto, never, or a run folder or checkpoint to start from, also "
+          "s3://…; a run with checkpoints of its own resumes from the newest")
       .not_empty();
   section.field(
       "force", options.force, "resume although the seed or the data differ");

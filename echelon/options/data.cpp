@@ -7,11 +7,9 @@ namespace echelon {
 namespace {
 
 constexpr config::Names<DataKind> kDataKindNames = {
-    {"digits", DataKind::digits},
-    {"dummy", DataKind::dummy},
-    {"tensors", DataKind::tensors},
-    {"images", DataKind::images},
-    {"text", DataKind::text}};
+    {"digits", DataKind::digits},   {"dummy", DataKind::dummy},
+    {"tensors", DataKind::tensors}, {"images", DataKind::images},
+    {"text", DataKind::text},       {"own", DataKind::own}};
 
 constexpr config::Names<ChatTemplate> kChatTemplateNames = {
     {"chatml", ChatTemplate::chatml}, {"llama3", ChatTemplate::llama3}};
@@ -84,13 +82,15 @@ void bind(config::Section& section, DataOptions& options) {
   section.field(
       "name", options.name,
       "digits: 1,797 handwritten digits; dummy: random images; tensors: a "
-      "safetensors file; images: a folder of class folders; text: text "
-      "files, or files of tokens",
+      "safetensors file or a CSV table; images: a folder of class folders, or "
+      "tar files; text: text files, or files of tokens; own: what a library "
+      "or a program brings",
       kDataKindNames);
   section.field(
       "path", options.path,
-      "tensors: a .safetensors file with inputs and targets; images: a folder "
-      "of class folders; text: a single source");
+      "tensors: a .safetensors file with inputs and targets, or a .csv whose "
+      "column target has the classes; images: a folder of class folders, or a "
+      "pattern of tar files such as \"shards/*.tar\"; text: a single source");
   section.field(
       "shuffle", options.shuffle,
       "a new order of samples each epoch, from train.seed");

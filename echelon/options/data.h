@@ -7,7 +7,9 @@
 
 namespace echelon {
 
-enum class DataKind { digits, dummy, tensors, images, text };
+/// `own`: the data set of a program (train/trainer.h) or a library
+/// (train/plugin.h).
+enum class DataKind { digits, dummy, tensors, images, text, own };
 enum class BadImage { error, skip };         // what a broken image causes
 enum class Crop { center, random_resized };  // how an image gets its size
 enum class Documents { packed, respected };  // whether attention stops at them

@@ -37,6 +37,12 @@ void bind_experts(config::Section& section, ModelOptions& options) {
       "mixtral, qwen3-moe, deepseek-v3: coefficient of the loss that keeps the "
       "router's scores small",
       {.at_least = 0});
+  section.field(
+      "capacity_factor", options.capacity_factor,
+      "mixtral, qwen3-moe, deepseek-v3: the most tokens of a sample that an "
+      "expert takes in training, over its share of an even load; others are "
+      "dropped; 0: none is",
+      {.at_least = 0});
 }
 
 void bind_deepseek(config::Section& section, ModelOptions& options) {
@@ -176,10 +182,11 @@ const std::vector<std::string>& model_names() {
 }
 
 void check_model_is_known(const ModelOptions& options) {
-  if (options.name != kOwnModel) return;
+  if (options.name != kOwnModel || !options.library.empty()) return;
   throw ConfigError(
       "[model] name = \"own\": the layers are those of the program that "
-      "trained the run; start that program, or name one of Echelon's models");
+      "trained the run; start that program, name the library that has them in "
+      "library, or name one of Echelon's models");
 }
 
 void bind(config::Section& section, LoraOptions& options) {
@@ -207,8 +214,13 @@ void bind(config::Section& section, ModelOptions& options) {
           "name", options.name,
           "the model; what is said below of llama holds for mistral, qwen2, "
           "qwen3, gemma, mixtral, qwen3-moe and deepseek-v3 too; own: the "
-          "layers that a program gave to echelon::train")
+          "layers of the library, or those that a program gave to "
+          "echelon::train")
       .one_of(names);
+  section.field(
+      "library", options.library,
+      "a shared library with a model, data or a loss of one's own, built with "
+      "ECHELON_PLUGIN; empty: none");
   section.field(
       "classes", options.classes,
       "number of classes; 0: as many as the data has",

@@ -39,7 +39,10 @@ struct LoraOptions {
 
 struct ModelOptions {
   std::string name = "simple_cnn";  // one of model_names(), or kOwnModel
-  int64_t classes = 0;              // 0: as many as the data has
+  /// A library with layers, data or a loss of one's own (train/plugin.h): the
+  /// layers where name is kOwnModel, the data where [data] name is "own".
+  std::string library;
+  int64_t classes = 0;                       // 0: as many as the data has
   std::vector<int64_t> hidden = {512, 512};  // mlp: widths of the hidden layers
   std::string weights;  // start from this .safetensors file, or
                         // Hugging Face folder
@@ -67,6 +70,8 @@ struct ModelOptions {
   bool normalize_routing = true;  // the weights of a token's experts sum to 1
   double aux_loss = 0;            // coefficient of the load-balancing loss
   double z_loss = 0;              // coefficient of the router's z-loss
+  double capacity_factor = 0;     // tokens of a sample that an expert takes,
+                                  // over the mean load; 0: all
   // deepseek-v3; the architecture has the formulas (language_model.h).
   int64_t expert_size = 0;       // features within one expert
   int64_t shared_experts = 0;    // that every token passes, each of expert_size
@@ -109,8 +114,8 @@ struct ModelOptions {
 /// The names of the models that come with Echelon.
 const std::vector<std::string>& model_names();
 
-/// Throws ConfigError for kOwnModel: only the program that has its layers can
-/// build them.
+/// Throws ConfigError for kOwnModel without a library: only the program that
+/// has its layers can build them.
 void check_model_is_known(const ModelOptions& options);
 
 }  // namespace echelon

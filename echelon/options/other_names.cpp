@@ -112,6 +112,9 @@ std::span<const config::OtherNames> other_names() {
       {"layout.ep", "",
        "expert_model_parallel_size expert_parallel_size ep_size "
        "expert_parallel_degree"},
+      {"model.capacity_factor", "",
+       "moe_expert_capacity_factor expert_capacity_factor "
+       "moe_capacity_factor"},
       {"layout.stages_per_rank", "",
        "virtual_pipeline_model_parallel_size num_virtual_stages_per_rank "
        "num_virtual_stages virtual_stages "

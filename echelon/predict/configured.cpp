@@ -57,6 +57,10 @@ cost::ModelShape mlp(const ModelOptions& options, const JobFacts& facts) {
 }
 
 cost::ModelShape model_of(const Job& job, const JobFacts& facts) {
+  if (job.data.name == DataKind::own && facts.data.sample_shape.empty()) {
+    throw ConfigError(
+        "[data] name=\"own\": formulas do not know the shape of its samples");
+  }
   if (job.model.name == "mlp") return mlp(job.model, facts);
   if (is_language_model(job.model)) return language_model(job.model, facts);
   cost::ImageShape image;

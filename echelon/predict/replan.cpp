@@ -56,11 +56,11 @@ std::vector<Recompute> recomputes_of(const Job& job) {
 
 // Empty where the cost model has no such layout.
 std::optional<Candidate> estimate(
-    Job job, const JobFacts& facts, const cluster::Cluster& cluster,
+    Job job, const Configure& configure, const cluster::Cluster& cluster,
     std::string& why) {
   try {
     Candidate made{.job = std::move(job), .what = {}, .step = {}};
-    made.what = configured(made.job, facts);
+    made.what = configure(made.job);
     made.what.strategy =
         cost::with_context_way(made.what.model, made.what.strategy, cluster);
     made.step =
@@ -75,13 +75,13 @@ std::optional<Candidate> estimate(
 // The layout with its own recompute where that fits, and with each other one
 // that is faster or fits instead.
 void add_candidates(
-    const Job& job, const JobFacts& facts, const cluster::Cluster& cluster,
+    const Job& job, const Configure& configure, const cluster::Cluster& cluster,
     std::vector<Candidate>& all, std::string& why, bool& priced) {
   double least = 0;
   for (const Recompute recompute : recomputes_of(job)) {
     Job other = job;
     other.memory.recompute = recompute;
-    auto made = estimate(std::move(other), facts, cluster, why);
+    auto made = estimate(std::move(other), configure, cluster, why);
     if (!made) return;
     priced = true;
     const double seconds = made->step.step_seconds;
@@ -150,14 +150,14 @@ nearest(const Job& job, const JobFacts& facts, int64_t ranks, std::string why) {
 // Changes of recompute come after those of layouts. `why`: the cost model has
 // none of the layouts; empty: it has some.
 std::vector<Candidate> candidates_of(
-    const Job& job, const JobFacts& facts, int64_t num_ranks,
-    const cluster::Cluster& cluster, std::string& why) {
+    const Job& job, const JobFacts& facts, const Configure& configure,
+    int64_t num_ranks, const cluster::Cluster& cluster, std::string& why) {
   std::vector<Candidate> all;
   bool priced = false;
   for (const Layout& layout : layouts_on(job, num_ranks, facts.data)) {
     Job other = job;
     other.layout = layout;
-    add_candidates(other, facts, cluster, all, why, priced);
+    add_candidates(other, configure, cluster, all, why, priced);
   }
   if (priced) why.clear();
   std::ranges::stable_partition(all, [&](const Candidate& candidate) {
@@ -202,7 +202,12 @@ cluster_of_hosts(int64_t ranks, int64_t ranks_per_host, bool on_processor) {
 
 Replanned replan(
     const Job& job, const JobFacts& facts, int64_t num_ranks,
-    const RunCluster& cluster, const DoesNotFit& check) {
+    const RunCluster& cluster, const DoesNotFit& check,
+    const Configure& given) {
+  const Configure by_formulas = [&](const Job& other) {
+    return configured(other, facts);
+  };
+  const Configure& configure = given ? given : by_formulas;
   const auto checked = [&](Replanned plan) {
     if (check && num_ranks != job.layout.num_ranks()) {
       const std::string excess = check(replanned(job, plan));
@@ -218,13 +223,13 @@ Replanned replan(
     return checked(nearest(job, facts, num_ranks, why));
   }
   if (num_ranks == job.layout.num_ranks()) {
-    auto own = estimate(job, facts, *cluster.cluster, why);
+    auto own = estimate(job, configure, *cluster.cluster, why);
     if (!own) return nearest(job, facts, num_ranks, why);
     simulate(*own, *cluster.cluster);
     return plan_of(*own);
   }
   std::vector<Candidate> all =
-      candidates_of(job, facts, num_ranks, *cluster.cluster, why);
+      candidates_of(job, facts, configure, num_ranks, *cluster.cluster, why);
   if (all.empty()) {
     // A layout that check_job() accepts, or its error.
     Replanned plan = nearest(job, facts, num_ranks, why);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "echelon/job/check_job.h"
+#include "echelon/predict/configured.h"
 #include "echelon/predict/predict_run.h"
 
 namespace echelon::predict {
@@ -28,6 +29,9 @@ struct Replanned {
 /// Why a job does not fit its memory; empty when it does.
 using DoesNotFit = std::function<std::string(const Job&)>;
 
+/// A job in the terms of the cost model; throws ConfigError as configured().
+using Configure = std::function<Configured(const Job&)>;
+
 /// The layout and the recompute with which `job` goes on with `num_ranks`.
 /// Global batch, order of samples and learning rate are the job's.
 ///
@@ -40,11 +44,13 @@ using DoesNotFit = std::function<std::string(const Job&)>;
 ///   facts  of check_job() for the job
 ///   check  a closer look at the memory, at the layouts in question; may be
 ///          null
+///   configure  what a step of a layout costs; null: configured(), by formulas
 ///
 /// Throws ConfigError when nothing fits, as layout_on() does.
 Replanned replan(
     const Job& job, const JobFacts& facts, int64_t num_ranks,
-    const RunCluster& cluster, const DoesNotFit& check = {});
+    const RunCluster& cluster, const DoesNotFit& check = {},
+    const Configure& configure = {});
 
 /// The job in that layout.
 Job replanned(Job job, const Replanned& plan);

@@ -35,6 +35,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
+#include "echelon/train/plugin.h"
 #include "echelon/train/sample.h"
 #include "echelon/train/stop_signals.h"
 #include "echelon/train/strategies/count_job.h"
@@ -189,16 +190,19 @@ int run_train(Arguments& arguments) {
       // Ranks on other hosts may not see the folder of rank 0.
       std::filesystem::create_directories(folder);
     }
-    const TrainResult result = train(job, world, folder);
+    const TrainResult result = train(job, world, folder, load_plugin(job));
     if (world.rank() != 0) return;
     interrupted = result.interrupted;
     preempted = result.preempted;
     if (result.evaluation.samples > 0) {
       const auto& last = result.evaluation;
+      const std::string value =
+          last.perplexity ? format("perplexity {:.2f}", *last.perplexity)
+          : last.accuracy ? format("accuracy {:.2f} %", 100 * *last.accuracy)
+                          : format("held-out loss {:.4f}", last.loss);
       std::printf(
-          "%s %.2f%s after %s\n", last.perplexity ? "perplexity" : "accuracy",
-          last.perplexity.value_or(100 * last.accuracy),
-          last.perplexity ? "" : " %", counted(result.steps, "step").c_str());
+          "%s after %s\n", value.c_str(),
+          counted(result.steps, "step").c_str());
     }
     if (result.interrupted) {
       std::printf(
@@ -225,7 +229,7 @@ int run_plan(Arguments& arguments) {
   const auto context = predict::choose_context(
       job, job.layout.num_ranks(), job.comm.device == DeviceKind::cpu);
   job.context = context.options;
-  const memory_plan::MemoryModel model = count_memory(job);
+  const memory_plan::MemoryModel model = count_memory(job, load_plugin(job));
   if (fits) {
     std::string excess = memory_plan::explain_limit(
         model, job, job.memory.limit_bytes, /*most_advice=*/2);
@@ -257,8 +261,9 @@ int run_count(Arguments& arguments) {
   arguments.flag("--json");  // there is no other form
   const std::string path = arguments.value("--save", "");
   arguments.end();
+  const Job job = load_job(config);
   const std::string text =
-      cost::counted_model_json(counted_shape(load_job(config)));
+      cost::counted_model_json(counted_shape(job, load_plugin(job)));
   if (path.empty()) {
     std::cout << text << std::endl;
   } else {
@@ -283,13 +288,13 @@ int run_verify(Arguments& arguments) {
   const Job job = load_job(config);
   if (!save.empty()) {
     with_world(threads, job.comm, [&](World& world) {
-      save_steps(job, world, options.steps, save);
+      save_steps(job, world, options.steps, save, load_plugin(job));
     });
     return 0;
   }
   bool passed = false;
   with_world(threads, job.comm, [&](World& world) {
-    const VerifyResult result = verify(job, world, options);
+    const VerifyResult result = verify(job, world, options, load_plugin(job));
     if (world.rank() != 0) return;
     passed = result.passed;
     std::cout << (json ? to_json(result, options) + "\n"

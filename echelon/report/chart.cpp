@@ -423,19 +423,19 @@ int row_height(const StackedRow& row) {
 }
 
 // The name and the total, which leaves room for a limit at the end of the row.
-// Returns where the last line is.
+// Returns where the last line of the name is.
 int draw_words(
     Markup& page, const StackedBars& bars, const StackedRow& row, int top) {
+  const auto lines = name_lines(row);
+  page.add("<text class='name' x='0' y='{}'>{}", top, lines[0]);
+  for (size_t i = 1; i < lines.size(); ++i) {
+    page.add("<tspan x='0' dy='{}'>{}</tspan>", kLineHeight, lines[i]);
+  }
   page.add(
-      "<text class='share' x='100%' y='{}' text-anchor='end' "
+      "</text><text class='share' x='100%' y='{}' text-anchor='end' "
       "dx='{}'>{}</text>",
       top, bars.limit > 0 ? "-8" : "0", row.total);
-  int y = top - kLineHeight;
-  for (const auto& line : name_lines(row)) {
-    y += kLineHeight;
-    page.add("<text class='name' x='0' y='{}'>{}</text>", y, line);
-  }
-  return y;
+  return top + kLineHeight * static_cast<int>(lines.size() - 1);
 }
 
 void draw_bar(Markup& page, const StackedRow& row, double whole, int top) {

@@ -98,14 +98,19 @@ std::function<double(const timeline::StepMetrics&)> rate_of(bool tokens) {
 }
 
 Tile evaluation_tile(const timeline::EvaluationMetrics& last) {
+  if (!last.accuracy && !last.perplexity) {
+    return tile_of(
+        "Held-out loss", format_number(last.loss),
+        "of " + counted(last.samples, "sample"));
+  }
   if (!last.perplexity) {
     return tile_of(
-        "Held-out accuracy", format_percent(last.accuracy),
+        "Held-out accuracy", format_percent(*last.accuracy),
         "of " + counted(last.samples, "sample"));
   }
   return tile_of(
       "Held-out perplexity", format_number(*last.perplexity),
-      format_percent(last.accuracy) + " of " +
+      format_percent(last.accuracy.value_or(0)) + " of " +
           counted(last.tokens.value_or(0), "token") + " right");
 }
 
@@ -247,12 +252,32 @@ Chart loss_chart(const ReportInput& input) {
   return chart;
 }
 
-// What the evaluations measured: perplexity of texts, else accuracy.
+Chart held_out_loss_chart(const ReportInput& input) {
+  auto points = points_of(
+      input.evaluations,
+      [](const timeline::EvaluationMetrics& e) { return e.loss; });
+  const std::string range = range_text(points);
+  Chart chart{
+      .id = "held-out-loss",
+      .title = "Held-out loss",
+      .headline = "last " + format_number(input.evaluations.back().loss),
+      .description = "Loss on held-out samples, " + range + ".",
+      .scale = YScale::automatic,
+      .height = 240};
+  chart.curves.push_back({chart.id, "c1", CurveStyle::dots, std::move(points)});
+  return chart;
+}
+
+// What the evaluations measured: perplexity of texts, else accuracy, else the
+// loss.
 Chart evaluation_chart(const ReportInput& input) {
+  if (!input.evaluations[0].perplexity && !input.evaluations[0].accuracy) {
+    return held_out_loss_chart(input);
+  }
   const auto& evaluations = input.evaluations;
   const bool texts = evaluations[0].perplexity.has_value();
   const auto value = [&](const timeline::EvaluationMetrics& e) {
-    return texts ? e.perplexity.value_or(NAN) : e.accuracy;
+    return (texts ? e.perplexity : e.accuracy).value_or(NAN);
   };
   const auto best =
       std::ranges::max_element(evaluations, [&](auto& a, auto& b) {
@@ -338,6 +363,7 @@ std::string to_html(const ReportInput& input) {
   draw_head(page, input, tiles_of(input, diagnosis, stages));
   draw_findings(page, input);
   draw_curves(page, input);
+  draw_expert_section(page, input.metrics);
   if (stages) {
     page.add(
         "<section id='stages'><h2>{}</h2><p class='lead'>{}</p>",

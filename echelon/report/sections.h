@@ -2,10 +2,13 @@
 // to say about it; `diagnosis` is that of `timeline`.
 #pragma once
 
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "echelon/report/markup.h"
 #include "echelon/report/tensor_shards.h"
+#include "echelon/timeline/metrics.h"
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/timeline.h"
 
@@ -35,6 +38,13 @@ inline constexpr size_t kMemoryPictures = 4;
 void draw_memory_section(
     Markup& page, const timeline::Timeline& timeline,
     const timeline::Diagnosis& diagnosis);
+
+/// How the routers of a model with experts spread tokens over steps, and what
+/// was dropped: curves, and the load of each expert of the kExpertPictures
+/// layers whose load was the least even in the end.
+inline constexpr size_t kExpertPictures = 4;
+void draw_expert_section(
+    Markup& page, const std::vector<timeline::StepMetrics>& metrics);
 
 /// Pictures of tensor-parallel layers: each matrix with the shard of every
 /// rank, and the collectives where they run. Nothing for a model that is not

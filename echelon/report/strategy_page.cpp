@@ -205,8 +205,8 @@ void draw_cells(Markup& page, const Run& run, bool tokens, bool samples) {
   cell(!metrics.empty() && !metrics.back().simulated, [&] {
     return format_number(timeline::final_loss(metrics));
   });
-  cell(!evaluations.empty(), [&] {
-    return format_percent(evaluations.back().accuracy);
+  cell(!evaluations.empty() && evaluations.back().accuracy, [&] {
+    return format_percent(*evaluations.back().accuracy);
   });
   if (tokens) {
     cell(!evaluations.empty() && evaluations.back().perplexity, [&] {

@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -82,6 +83,11 @@ void fetch(ObjectStore& store, const ObjectInfo& object, const fs::path& copy) {
     refuse(part, "reserving its bytes", error);
   }
   store.download(object, file.fd());
+  if (object.modified > 0) {
+    const std::array<timespec, 2> times = {
+        {{object.modified, 0}, {object.modified, 0}}};
+    ::futimens(file.fd(), times.data());
+  }
   if (::fsync(file.fd()) != 0) refuse(part, "synchronising it", errno);
   file.close();
   if (!object.md5.empty() && md5_of_file(part) != object.md5) {
@@ -134,13 +140,7 @@ std::string local_copy(const std::string& path) {
   fs::create_directories(folder, error);
   if (error) refuse(folder, "making it", error.value());
   const fs::path copy = folder / fs::path(url.key).filename();
-  const fs::path mark = folder / "LOCK";
-  const FileDescriptor lock(
-      ::open(mark.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  if (!lock.is_open()) refuse(mark, "opening it", errno);
-  while (::flock(lock.fd(), LOCK_EX) != 0) {
-    if (errno != EINTR) refuse(mark, "locking it", errno);
-  }
+  const FileDescriptor lock = lock_copies(folder);
   if (is_copy(copy, *object)) return copy.string();
   try {
     fetch(store, *object, copy);
@@ -148,6 +148,16 @@ std::string local_copy(const std::string& path) {
     throw DataError(failed.what());
   }
   return copy.string();
+}
+
+FileDescriptor lock_copies(const fs::path& folder) {
+  const fs::path mark = folder / "LOCK";
+  FileDescriptor lock(::open(mark.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!lock.is_open()) refuse(mark, "opening it", errno);
+  while (::flock(lock.fd(), LOCK_EX) != 0) {
+    if (errno != EINTR) refuse(mark, "locking it", errno);
+  }
+  return lock;
 }
 
 bool exists_there(const std::string& path) {

@@ -43,6 +43,14 @@ std::string md5_of(
   return is_hex && !own_key ? hex : "";
 }
 
+// "Sat, 28 Nov 2026 09:27:31 GMT"; 0 for another text.
+std::time_t time_of(const std::string& text) {
+  std::tm time = {};
+  const char* end =
+      ::strptime(text.c_str(), "%a, %d %b %Y %H:%M:%S GMT", &time);
+  return end == nullptr ? 0 : ::timegm(&time);
+}
+
 }  // namespace
 
 ObjectStore::ObjectStore(std::string bucket, S3Settings settings)
@@ -106,7 +114,8 @@ std::optional<ObjectInfo> ObjectStore::find(const std::string& key) {
       .bytes =
           std::strtoll(answer.header("content-length").c_str(), nullptr, 10),
       .etag = etag,
-      .md5 = md5_of(etag, answer.headers)};
+      .md5 = md5_of(etag, answer.headers),
+      .modified = time_of(answer.header("last-modified"))};
 }
 
 std::optional<ObjectText> ObjectStore::get(const std::string& key) {

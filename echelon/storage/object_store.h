@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -30,8 +31,10 @@ struct ObjectInfo {
   std::string key;
   int64_t bytes = 0;
   std::string etag;  // changes with the content; with its quotes
-  /// MD5 of the content in hexadecimal, where the storage says it.
-  std::string md5;
+  // What follows is of find() alone, and empty or 0 where the storage does not
+  // say it.
+  std::string md5;           // of the content, in hexadecimal
+  std::time_t modified = 0;  // when it was put, in seconds since 1970
 };
 
 struct ObjectText {

@@ -242,6 +242,8 @@ Scalars scalars_of(const StepMetrics& step, int ranks) {
     scalars.emplace_back(
         "skipped_steps", static_cast<double>(*step.skipped_steps));
   }
+  add_if(scalars, "expert_imbalance", step.expert_imbalance);
+  add_if(scalars, "dropped_share", step.dropped_share);
   for (const auto& [layer, norm] : step.layer_grad_norms) {
     scalars.emplace_back("layer_grad_norms/" + layer, norm);
   }
@@ -249,9 +251,14 @@ Scalars scalars_of(const StepMetrics& step, int ranks) {
 }
 
 Scalars scalars_of(const EvaluationMetrics& evaluation) {
-  Scalars scalars = {
-      {std::string(kEvaluation) + "loss", evaluation.loss},
-      {std::string(kEvaluation) + "accuracy", evaluation.accuracy}};
+  Scalars scalars = {{std::string(kEvaluation) + "loss", evaluation.loss}};
+  if (evaluation.accuracy) {
+    scalars.emplace_back(
+        std::string(kEvaluation) + "accuracy", *evaluation.accuracy);
+  }
+  for (const auto& [name, value] : evaluation.own) {
+    scalars.emplace_back(std::string(kEvaluation) + name, value);
+  }
   if (evaluation.perplexity) {
     scalars.emplace_back(
         std::string(kEvaluation) + "perplexity", *evaluation.perplexity);

@@ -82,6 +82,15 @@ std::string to_line(const StepMetrics& m) {
     }
     json["layer_grad_norms"] = std::move(norms);
   }
+  put_if("expert_imbalance", m.expert_imbalance);
+  put_if("dropped_share", m.dropped_share);
+  for (const auto& layer : m.expert_loads) {
+    json["expert_loads"][layer.layer] = layer.chosen;
+  }
+  for (const auto& layer : m.expert_loads) {
+    if (layer.dropped.empty()) continue;
+    json["expert_drops"][layer.layer] = layer.dropped;
+  }
   return json.dump() + "\n";
 }
 
@@ -89,11 +98,16 @@ std::string to_line(const EvaluationMetrics& m) {
   OrderedJson inner;
   put(inner, "epoch", m.epoch);
   inner["samples"] = m.samples;
-  put(inner, "accuracy", m.accuracy);
+  if (m.accuracy) put(inner, "accuracy", *m.accuracy);
   put(inner, "loss", m.loss);
   put(inner, "seconds", m.seconds);
   if (m.tokens) inner["tokens"] = *m.tokens;
   if (m.perplexity) put(inner, "perplexity", *m.perplexity);
+  if (!m.own.empty()) {
+    OrderedJson own;
+    for (const auto& [name, value] : m.own) put(own, name, value);
+    inner["metrics"] = std::move(own);
+  }
   OrderedJson json;
   json["step"] = m.step;
   json["evaluation"] = std::move(inner);
@@ -149,6 +163,16 @@ StepMetrics step_from(const OrderedJson& json) {
       m.layer_grad_norms.emplace_back(layer, get(*found, layer).value_or(0));
     }
   }
+  m.expert_imbalance = get(json, "expert_imbalance");
+  m.dropped_share = get(json, "dropped_share");
+  if (const auto found = json.find("expert_loads"); found != json.end()) {
+    const auto drops = json.value("expert_drops", OrderedJson::object());
+    for (const auto& [layer, loads] : found->items()) {
+      m.expert_loads.push_back(
+          {layer, loads.get<std::vector<int64_t>>(),
+           drops.value(layer, std::vector<int64_t>())});
+    }
+  }
   return m;
 }
 
@@ -158,11 +182,17 @@ EvaluationMetrics evaluation_from(const OrderedJson& json) {
   m.step = json.at("step").get<int64_t>();
   m.epoch = get(inner, "epoch").value_or(0);
   m.samples = inner.value("samples", int64_t{0});
-  m.accuracy = get(inner, "accuracy").value_or(0);
+  m.accuracy = get(inner, "accuracy");
   m.loss = get(inner, "loss").value_or(0);
   m.seconds = get(inner, "seconds").value_or(0);
   if (inner.contains("tokens")) m.tokens = inner["tokens"].get<int64_t>();
   m.perplexity = get(inner, "perplexity");
+  if (const auto found = inner.find("metrics"); found != inner.end()) {
+    for (const auto& [name, value] : found->items()) {
+      if (value.is_string()) continue;  // what a null is
+      m.own.emplace_back(name, get(*found, name).value_or(0));
+    }
+  }
   return m;
 }
 
@@ -253,12 +283,21 @@ std::filesystem::path damaged_path(const std::filesystem::path& path) {
 }  // namespace
 
 std::string to_text(const EvaluationMetrics& metrics) {
-  return format(
-      "{}accuracy {:.2f} % on {} held-out {}, loss {:.4f}",
-      metrics.perplexity ? format("perplexity {:.2f}, ", *metrics.perplexity)
-                         : "",
-      100 * metrics.accuracy, metrics.tokens.value_or(metrics.samples),
-      metrics.tokens ? "tokens" : "samples", metrics.loss);
+  std::string first;
+  if (metrics.perplexity)
+    first = format("perplexity {:.2f}, ", *metrics.perplexity);
+  const std::string loss = format("loss {:.4f}", metrics.loss);
+  first += metrics.accuracy
+               ? format("accuracy {:.2f} %", 100 * *metrics.accuracy)
+               : loss;
+  std::string text = format(
+      "{} on {} held-out {}", first, metrics.tokens.value_or(metrics.samples),
+      metrics.tokens ? "tokens" : "samples");
+  if (metrics.accuracy) text += ", " + loss;
+  for (const auto& [name, value] : metrics.own) {
+    text += format(", {} {:.4f}", name, value);
+  }
+  return text;
 }
 
 MetricsWriter::MetricsWriter(

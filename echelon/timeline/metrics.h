@@ -11,7 +11,10 @@
 // With a loss scale ([precision]) there are loss_scale and skipped_steps; the
 // latter also with [train] on_non_finite = "skip" or "rollback"; the lines of
 // roll-backs are those of rollback.h. With [train] layer_norms there is
-// layer_grad_norms, {"conv1":0.31,…}.
+// layer_grad_norms, {"conv1":0.31,…}. A model with experts has
+// expert_imbalance, with [model] capacity_factor also dropped_share, and in at
+// most about a hundred steps of a run the loads themselves, expert_loads and
+// expert_drops, {"model.layers.0.mlp":[12,9,…],…}.
 //
 // The lines of a simulation (simulator/) have "simulated":true and no loss.
 //
@@ -29,6 +32,7 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/timeline/expert_loads.h"
 #include "echelon/timeline/line_file.h"
 #include "echelon/timeline/rebalance.h"
 #include "echelon/timeline/recorder.h"
@@ -68,6 +72,12 @@ struct StepMetrics {
   /// 2-norms of the gradients of each layer, before clipping, in the order of
   /// the model.
   std::vector<std::pair<std::string, double>> layer_grad_norms;
+  /// Models with experts: the largest load of an expert over the mean of its
+  /// layer, of the layer where that is the most.
+  std::optional<double> expert_imbalance;
+  /// With a capacity: the share of the choices that was dropped, 0 to 1.
+  std::optional<double> dropped_share;
+  std::vector<ExpertLoads> expert_loads;  // by layer; in some steps
 
   bool operator==(const StepMetrics&) const = default;
 };
@@ -77,18 +87,23 @@ struct EvaluationMetrics {
   int64_t step = 0;
   double epoch = 0;
   int64_t samples = 0;
-  double accuracy = 0;  // 0 to 1: samples, or tokens, that are right
+  /// 0 to 1: samples, or tokens, that are right; none where a loss has no right
+  /// answers.
+  std::optional<double> accuracy;
   double loss = 0;
   double seconds = 0;
   std::optional<int64_t> tokens;     // language models: those with a next token
   std::optional<double> perplexity;  // exp(loss)
+  /// A program's own metrics, by name.
+  std::vector<std::pair<std::string, double>> own;
 
   bool operator==(const EvaluationMetrics&) const = default;
 };
 
 /// "accuracy 91.24 % on 360 held-out samples, loss 0.2931"; of
 /// tokens "perplexity 12.31, accuracy 41.07 % on 4096 held-out tokens,
-/// loss 2.5104".
+/// loss 2.5104"; without right answers "loss 0.2931 on 360 held-out samples".
+/// A program's metrics follow: ", mae 0.0512".
 std::string to_text(const EvaluationMetrics& metrics);
 
 /// Appends to a metrics file, at most every 50 ms, since a system call in each

@@ -167,11 +167,17 @@ void RunLog::add(const timeline::EvaluationMetrics& metrics) {
       events_, [&](auto& events) { events.append(metrics); });
   with<timeline::TraceFile>(traces_, [&](auto& traces) {
     const int64_t now = timeline::steady_now_ns();
+    timeline::Attributes attributes = {
+        {"echelon.step", metrics.step}, {"echelon.loss", metrics.loss}};
+    if (metrics.accuracy) {
+      attributes.emplace_back("echelon.accuracy", *metrics.accuracy);
+    }
+    for (const auto& [name, value] : metrics.own) {
+      attributes.emplace_back("echelon.metric." + name, value);
+    }
     traces.append(
         {"evaluation", now - std::llround(1e9 * metrics.seconds), now},
-        {{"echelon.step", metrics.step},
-         {"echelon.loss", metrics.loss},
-         {"echelon.accuracy", metrics.accuracy}});
+        attributes);
   });
   message(
       "step " + std::to_string(metrics.step) + ": " +

@@ -14,6 +14,7 @@ namespace {
 // This struct is sent as it is and summed over ranks, so it has numbers alone.
 // Behind it are two numbers for each rank: its work's seconds, then its loss.
 // Each rank has a place of its own for the loss, so that a NaN names its rank.
+// The counts of experts are last; they are below 2^53.
 struct Summands {
   double count = 0;
   double correct = 0;
@@ -78,6 +79,9 @@ torch::Tensor sum_over_ranks(const StepShare& own, const World& world) {
     sums.narrow(0, 0, 3).copy_(score.narrow(0, 1, 3));
     sums[loss_place].copy_(score[0]);
   }
+  if (own.expert_counts.defined()) {
+    sums = at::cat({sums, own.expert_counts.view(-1).to(torch::kFloat64)});
+  }
   world.group().all_reduce(sums, ReduceOp::sum, {.label = "step sums"});
   return sums;
 }
@@ -116,6 +120,10 @@ StepSums read_sums(const torch::Tensor& numbers, int64_t num_ranks) {
     }
   }
   compare_ranks(work, num_ranks, sums);
+  for (const double* count = losses + num_ranks;
+       count < values + numbers.numel(); ++count) {
+    sums.expert_counts.push_back(static_cast<int64_t>(*count));
+  }
   return sums;
 }
 

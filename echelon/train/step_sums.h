@@ -24,6 +24,8 @@ struct StepShare {
   bool memory = false;       // a copy in memory is wanted
   bool memory_busy = false;  // the previous copy is still being sent
   bool record = false;       // a step is wanted for those who watch
+  /// ParallelModel::expert_counts(); on every rank of one size, or undefined.
+  torch::Tensor expert_counts = {};
 };
 
 /// What all ranks know afterwards.
@@ -41,6 +43,7 @@ struct StepSums {
   int32_t slowest_rank = -1;         // -1 with one rank
   double slowest_excess = 0;         // its work seconds over the mean, less 1
   std::vector<double> work_seconds;  // by rank
+  std::vector<int64_t> expert_counts;
 };
 
 /// Sums what ranks contribute. Every rank of the world calls this and gets the

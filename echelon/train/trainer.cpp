@@ -21,7 +21,9 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
+#include "echelon/architecture/language_model.h"
 #include "echelon/architecture/parameter_list.h"
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"
@@ -76,23 +78,28 @@ timeline::MakeDeviceClock device_clock_of(torch::Device device) {
   };
 }
 
-// The layers of a program are no model that a configuration can name.
-Job as_saved(Job job, const LayerFactory& layers) {
-  if (layers) job.model.name = kOwnModel;
-  return job;
+const OwnParts& checked(const OwnParts& own, World& world) {
+  check_same_data(own, world);
+  return own;
+}
+
+std::vector<std::string>
+mixtures_of(const Job& job, const ModelSource& source) {
+  const auto shape = language_shape(job, source);
+  return shape ? mixture_names(*shape) : std::vector<std::string>();
 }
 
 Window window_of(const timeline::Rollback& rollback) {
   return {
-      {rollback.first.epoch, rollback.first.sample},
-      {rollback.end.epoch, rollback.end.sample}};
+      {rollback.first.epoch, rollback.first.sample, {}},
+      {rollback.end.epoch, rollback.end.sample, {}}};
 }
 
 class Loop {
  public:
   Loop(
       const Job& job, World& world, std::filesystem::path folder,
-      const LayerFactory& layers, const TrainDoors& doors);
+      const OwnParts& own, const TrainDoors& doors);
   ~Loop() { world_.history().count_into(nullptr); }
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
@@ -138,6 +145,9 @@ class Loop {
   void cut_anew();
   void
   record(const Queued& queued, const StepSums& sums, const StepUpdate& update);
+  void record_experts(
+      const Queued& queued, const StepSums& sums,
+      timeline::StepMetrics& metrics);
   bool restore();
   void go_to(const CheckpointManifest& from);
   CheckpointManifest position_in_run() const;
@@ -173,7 +183,8 @@ class Loop {
   bool evaluated() const { return log_.evaluated_step() == step_; }
 
   const TrainDoors doors_;
-  const Job job_;  // the model's name is the configuration's, or kOwnModel
+  const OwnParts own_;
+  const Job job_;  // with_own_names()
   World& world_;
   std::filesystem::path folder_;
   MeshGroups groups_;
@@ -181,10 +192,12 @@ class Loop {
   Loader loader_;
   int64_t total_steps_;
   ModelSource source_;
-  RunLayers run_layers_;             // rank 0; for predictions
-  RunWork work_;                     // rank 0
-  std::vector<std::string> layers_;  // names
-  std::string samples_;              // describe_samples()
+  RunLayers run_layers_;               // rank 0; for predictions
+  RunWork work_;                       // rank 0
+  std::vector<std::string> layers_;    // names
+  std::vector<std::string> mixtures_;  // names
+  bool told_of_drops_ = false;
+  std::string samples_;  // describe_samples()
   const RankEnvironment environment_;
   ProgressMark progress_;
   RestartMemory restart_memory_;
@@ -224,17 +237,19 @@ class Loop {
 
 Loop::Loop(
     const Job& job, World& world, std::filesystem::path folder,
-    const LayerFactory& layers, const TrainDoors& doors)
+    const OwnParts& own, const TrainDoors& doors)
     : doors_(doors),
-      job_(as_saved(job, layers)),
+      own_(checked(own, world)),
+      job_(with_own_names(job, own)),
       world_(world),
       folder_(std::move(folder)),
       groups_(mesh_groups(world, job)),
-      data_(open_data(job.data, job.train.seed)),
+      data_(data_of(job, own)),
       loader_(*data_.train, training_batches(job, data_, groups_)),
       total_steps_(total_steps(job.train, loader_.batches_per_epoch())),
-      source_(model_source(job, layers, data_.train->spec())),
+      source_(model_source(job, own, data_.train->spec())),
       layers_(source_.layers.names()),
+      mixtures_(mixtures_of(job_, source_)),
       samples_(describe_samples(job, data_)),
       environment_(read_environment()),
       // Of ranks that are threads, rank 0 speaks for all.
@@ -244,7 +259,7 @@ Loop::Loop(
       restart_memory_(
           world, environment_, job.elastic.memory != MemoryCopies::off),
       resume_(find_resume(job.checkpoint, folder_, memory())),
-      counts_tokens_(is_text(source_.sample)),
+      counts_tokens_(source_.objective({})->counts_tokens()),
       recorder_(std::make_shared<timeline::Recorder>(
           world.rank(), first_recorded_step(job, resume_, total_steps_),
           job.train.timeline_steps, device_clock_of(world.device()))),
@@ -280,9 +295,9 @@ Loop::Loop(
   recorder_->time_parts(device_timer_of(world_.device()), [this] {
     return world_.history().waited_ns();
   });
-  write_own_configuration(job_, folder_, layers != nullptr);
-  run_layers_ =
-      count_run_layers(job_, source_, world_, layers != nullptr, folder_);
+  const bool own_layers = own_.layers.factory() != nullptr;
+  write_own_configuration(job_, folder_, own_layers || own_.dataset != nullptr);
+  run_layers_ = count_run_layers(job_, source_, world_, own_layers, folder_);
   if (!continued) log_.start_over();
   log_.open(total_steps_, job_);
   work_ = work_of_run(job_, source_, world_, run_layers_);
@@ -394,7 +409,7 @@ void Loop::cut_anew() {
 void Loop::go_to(const CheckpointManifest& from) {
   step_ = from.step;
   skipped_steps_ = from.skipped_steps;
-  position_ = {from.epoch, from.consumed};
+  position_ = {from.epoch, from.consumed, stream_position(from)};
 }
 
 TrainResult Loop::run() {
@@ -433,8 +448,13 @@ TrainResult Loop::run() {
 void Loop::train_on() {
   for (int64_t epoch = position_.epoch;
        step_ < total_steps_ && !stop_ && !back_; ++epoch) {
-    loader_.start_epoch(epoch);
-    if (epoch == position_.epoch) loader_.seek(position_);
+    const int64_t before = step_;
+    const bool whole = epoch != position_.epoch || position_.consumed == 0;
+    if (epoch == position_.epoch) {
+      loader_.seek(position_);
+    } else {
+      loader_.start_epoch(epoch);
+    }
     while (step_ < total_steps_ && !stop_ && !back_ && one_step()) {
       progress_.pause();  // the rest may take any time
       if (evaluation_due()) settle();
@@ -452,6 +472,18 @@ void Loop::train_on() {
         if (is_rank_zero()) log_.add(phase("checkpoint", began, seconds()));
       }
     }
+    if (data_.train->is_stream() && job_.train.eval_every == 0 &&
+        step_ < total_steps_ && !stop_ && !back_) {
+      settle();
+      if (!back_ && !stop_ && !evaluated()) evaluate();
+    }
+    if (whole && step_ == before && !stop_ && !back_ &&
+        data_.train->is_stream()) {
+      throw DataError(format(
+          "epoch {} of the data's stream has no batch at all; an epoch needs "
+          "{}",
+          epoch, job_.data.drop_last ? "a full batch" : "a sample"));
+    }
   }
 }
 
@@ -467,7 +499,7 @@ bool Loop::one_step() {
   {
     timeline::ScopedSpan span(
         recorder_.get(), "compute", "data wait", timeline::SpanKind::data);
-    batch = loader_.next();
+    batch = next_batch(loader_, *data_.train, &world_);
   }
   if (!batch) return false;
   const Position position = loader_.position();
@@ -476,7 +508,8 @@ bool Loop::one_step() {
   const std::string place = "step " + std::to_string(step_ + 1);
   state_->before_forward();
   const Score score = memory_.during(place, [&] {
-    return state_->model().forward_backward(*batch, counts_units(*data_.train));
+    return state_->model().forward_backward(
+        *batch, counts_units(*data_.train, source_));
   });
   if (memory_saver_) memory_saver_->finish();
   progress_.advance();
@@ -499,7 +532,9 @@ bool Loop::one_step() {
        .memory =
            memory_saver_ && is_rank_zero() && memory_saver_->wanted(step_ + 1),
        .memory_busy = memory_saver_ && memory_saver_->is_sending(),
-       .record = is_rank_zero() && shots_.due()},
+       .record = is_rank_zero() && shots_.due(),
+       .expert_counts = mixtures_.empty() ? torch::Tensor()
+                                          : state_->model().expert_counts()},
       world_);
   if (world_.device().is_cpu()) common_ns_ = timeline::steady_now_ns();
   for (const auto& reason : batch->skip_reasons) {
@@ -613,9 +648,15 @@ void Loop::record(
   if (!is_rank_zero()) return;
   timeline::StepMetrics metrics;
   metrics.step = queued.step;
-  metrics.epoch = static_cast<double>(queued.position.epoch) +
-                  static_cast<double>(queued.position.consumed) /
-                      static_cast<double>(data_.train_samples.size());
+  metrics.epoch = static_cast<double>(queued.position.epoch);
+  const auto epoch_samples =
+      data_.train->is_stream()
+          ? data_.train->size()
+          : static_cast<int64_t>(data_.train_samples.size());
+  if (epoch_samples > 0) {
+    metrics.epoch += static_cast<double>(queued.position.consumed) /
+                     static_cast<double>(epoch_samples);
+  }
   metrics.loss = sums.bad_rank < 0 ? sums.loss_sum / sums.count : NAN;
   metrics.step_seconds = settled_ - began;
   metrics.data_seconds = queued.data_seconds;
@@ -660,8 +701,40 @@ void Loop::record(
   for (size_t i = 0; i < update.layer_norms.size(); ++i) {
     metrics.layer_grad_norms.emplace_back(layers_[i], update.layer_norms[i]);
   }
+  if (!mixtures_.empty()) record_experts(queued, sums, metrics);
   if (sums.slowest_rank >= 0) metrics.slowest_rank = sums.slowest_rank;
   log_.add(metrics, sums, whole, phases);
+  if (own_.on_step) own_.on_step(metrics);
+}
+
+// Loads of all experts are many numbers, so a run writes them about a hundred
+// times, when other figures of a step are logged.
+void Loop::record_experts(
+    const Queued& queued, const StepSums& sums,
+    timeline::StepMetrics& metrics) {
+  constexpr int64_t kTimes = 100;
+  constexpr double kToldShare = 0.1;
+  auto loads = timeline::expert_loads(mixtures_, sums.expert_counts);
+  metrics.expert_imbalance = timeline::imbalance_of(loads);
+  if (job_.model.capacity_factor > 0) {
+    const double share = timeline::dropped_share(loads);
+    metrics.dropped_share = share;
+    if (share > kToldShare && !std::exchange(told_of_drops_, true)) {
+      log_.message(format(
+          "warning: step {}: {} of the choices of experts were dropped, most "
+          "of "
+          "them by {}; raise [model] capacity_factor = {} or aux_loss. "
+          "dropped_share in metrics.jsonl tells of later steps",
+          queued.step, format_percent(share), timeline::most_dropped(loads),
+          format_number(job_.model.capacity_factor)));
+    }
+  }
+  const int64_t log_every = std::max<int64_t>(1, job_.train.log_every);
+  const int64_t every =
+      log_every * std::max<int64_t>(1, total_steps_ / kTimes / log_every);
+  if (queued.step == 1 || queued.step % every == 0) {
+    metrics.expert_loads = std::move(loads);
+  }
 }
 
 void Loop::record_last() noexcept {
@@ -678,14 +751,20 @@ void Loop::record_last() noexcept {
 bool Loop::evaluation_due() const {
   if (stop_ || evaluated()) return false;
   const int64_t every = job_.train.eval_every;
-  return every > 0 ? step_ % every == 0 : loader_.at_end();
+  if (every > 0) return step_ % every == 0;
+  // Where a stream ends, ranks find out together (next_batch).
+  return !data_.train->is_stream() && loader_.at_end();
 }
 
 void Loop::evaluate() {
-  if (data_.holdout_samples.empty()) return;
+  const bool streams =
+      data_.holdout->is_stream() && data_.holdout != data_.train;
+  if (data_.holdout_samples.empty() && !streams) return;
   const double started = seconds();
-  auto sums =
-      torch::zeros({4}, torch::dtype(torch::kFloat64).device(world_.device()));
+  const int64_t own_numbers = metric_numbers(source_.metrics);
+  auto sums = torch::zeros(
+      {Score::kNumbers + own_numbers},
+      torch::dtype(torch::kFloat64).device(world_.device()));
   {
     timeline::ScopedSpan span(
         recorder_.get(), "compute", "evaluation",
@@ -693,10 +772,11 @@ void Loop::evaluate() {
     Loader loader(*data_.holdout, held_out_batches(job_, data_, groups_));
     for (;;) {
       progress_.pause();
-      const auto batch = loader.next();
+      const auto batch = next_batch(loader, *data_.holdout, &world_);
       progress_.advance(RankPhase::evaluation);
       if (!batch) break;
-      sums += state_->model().evaluate(*batch).sums(world_.device());
+      sums +=
+          state_->model().evaluate(*batch).sums(world_.device(), own_numbers);
     }
   }
   world_.group().all_reduce(sums, ReduceOp::sum, {.label = "evaluation"});
@@ -708,7 +788,9 @@ void Loop::evaluate() {
   metrics.epoch = log_.steps().empty() ? 0 : log_.steps().back().epoch;
   metrics.samples = static_cast<int64_t>(values[3]);
   metrics.loss = values[0] / values[1];
-  metrics.accuracy = values[2] / values[1];
+  if (values[4] > 0) metrics.accuracy = values[2] / values[1];
+  metrics.own =
+      metric_values(source_.metrics, values + Score::kNumbers, metrics.samples);
   metrics.seconds = seconds() - started;
   if (counts_tokens_) {
     metrics.tokens = static_cast<int64_t>(values[1]);
@@ -847,14 +929,16 @@ CheckpointManifest Loop::position_in_run() const {
   now.total_steps = total_steps_;
   now.epoch = position_.epoch;
   now.consumed = position_.consumed;
-  now.data = samples_;
+  now.data = with_position(samples_, position_.stream);
   // A step that was skipped may have no loss, and no best one.
   if (!log_.steps().empty() && std::isfinite(log_.steps().back().loss)) {
     now.metrics["loss"] = log_.steps().back().loss;
   }
   if (evaluated() && !log_.evaluations().empty()) {
     now.metrics["eval_loss"] = log_.evaluations().back().loss;
-    now.metrics["eval_accuracy"] = log_.evaluations().back().accuracy;
+    if (const auto accuracy = log_.evaluations().back().accuracy) {
+      now.metrics["eval_accuracy"] = *accuracy;
+    }
   }
   return now;
 }
@@ -999,15 +1083,25 @@ void Loop::write_outcome() {
 
 }  // namespace
 
+TrainResult train(const Job& job, World& world, const OwnParts& own) {
+  RunFolder folder;  // locked as long as this exists
+  if (world.rank() == 0) folder = make_run_folder(with_own_names(job, own));
+  world.group().barrier();
+  // Ranks on other hosts may not see the folder of rank 0.
+  std::filesystem::create_directories(job.train.run);
+  install_stop_signals();
+  return train(job, world, job.train.run, own);
+}
+
 TrainResult train(
     const Job& job, World& world, const std::filesystem::path& folder,
-    const LayerFactory& layers, const TrainDoors& doors) {
+    const OwnParts& own, const TrainDoors& doors) {
   at::set_num_threads(
       job.train.threads > 0 ? static_cast<int>(job.train.threads)
                             : world.compute_threads());
   const Job chosen = with_chosen_context(job, world);
   try {
-    Loop loop(chosen, world, folder, layers, doors);
+    Loop loop(chosen, world, folder, own, doors);
     try {
       return loop.run();
     } catch (...) {
@@ -1024,6 +1118,12 @@ TrainResult train(
     const LayerList* layers) {
   return train(
       job, world, folder, layers ? whole_layers(*layers) : LayerFactory());
+}
+
+TrainResult train(
+    const Job& job, World& world, const std::filesystem::path& folder,
+    const LayerFactory& layers, const TrainDoors& doors) {
+  return train(job, world, folder, OwnParts{.layers = layers}, doors);
 }
 
 }  // namespace echelon

@@ -52,10 +52,19 @@ struct TrainResult {
 /// CheckpointError when no checkpoint can be read or too many cannot be
 /// written.
 ///
-/// `layers` replaces job.model by the caller's own list. Its first layer takes
-/// the data's samples, its last returns a score for each class (of a text: for
-/// each token of the vocabulary, at each position). A function of the
-/// tensor-parallel ranks may shard the layers over them (model_source.h).
+/// `own` replaces what the job names: layers, data, loss, metrics
+/// (model_source.h).
+///
+///   echelon::train(job, world, {.layers = my_model(), .dataset = my_data});
+///
+/// This form also makes and locks the run's folder, job.train.run, and stops
+/// after a step, with a checkpoint, when a signal asks it to
+/// (stop_signals.h).
+TrainResult train(const Job& job, World& world, const OwnParts& own);
+TrainResult train(
+    const Job& job, World& world, const std::filesystem::path& folder,
+    const OwnParts& own, const TrainDoors& doors = {});
+/// The same with layers of one's own alone, or without.
 TrainResult train(
     const Job& job, World& world, const std::filesystem::path& folder,
     const LayerList* layers = nullptr);

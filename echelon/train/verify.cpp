@@ -61,16 +61,19 @@ class Run {
         state_(job, place, total_steps_) {}
 
   Snapshot step(int64_t index, const std::string& planted) {
-    auto batch = loader_.next();
+    const World* together =
+        job_.layout.num_ranks() > 1 ? &place_.world : nullptr;
+    auto batch = next_batch(loader_, *data_.train, together);
     if (!batch) {
       loader_.start_epoch(loader_.position().epoch + 1);
-      batch = loader_.next();
+      batch = next_batch(loader_, *data_.train, together);
     }
+    if (!batch) throw DataError("verify: the data's stream has no sample");
     const torch::NoGradGuard no_grad;
     Snapshot snapshot;
     const auto score = forward_backward(*batch).totals();
     snapshot.loss_sum = score.loss_sum;
-    snapshot.count = static_cast<double>(score.count);
+    snapshot.count = score.count;
     for (const auto& part : state_.model().parameters()) {
       const std::string& name = source_.first_name(part.name);
       auto gradient = part.gradient;
@@ -93,7 +96,7 @@ class Run {
     now.total_steps = total_steps_;
     now.epoch = loader_.position().epoch;
     now.consumed = loader_.position().consumed;
-    now.data = samples();
+    now.data = with_position(samples(), loader_.position().stream);
     Saver saver(job_, source_, place_.world, place_.groups, folder, nullptr);
     saver.save_and_wait(state_, now);
   }
@@ -118,8 +121,8 @@ class Run {
         {.candidates = find_checkpoints(from)}, job_, state_, source_,
         place_.world, place_.groups, samples());
     const auto& manifest = resumed.manifest;
-    loader_.start_epoch(manifest.epoch);
-    loader_.seek({manifest.epoch, manifest.consumed});
+    loader_.seek(
+        {manifest.epoch, manifest.consumed, stream_position(manifest)});
     return resumed;
   }
 
@@ -128,7 +131,8 @@ class Run {
 
   Score forward_backward(const Batch& batch) {
     const torch::AutoGradMode grad(true);
-    return state_.model().forward_backward(batch, counts_units(*data_.train));
+    return state_.model().forward_backward(
+        batch, counts_units(*data_.train, source_));
   }
 
   const Job job_;
@@ -193,7 +197,8 @@ bool has_batch_norm(const Job& job) {
   return job.model.name.rfind("resnet", 0) == 0;
 }
 
-Job in_float64(Job job) {
+Job in_float64(Job job, const OwnParts& own) {
+  if (own.dataset) job.data.name = DataKind::own;
   job.model.dtype = ModelDtype::float64;
   job.precision = PrecisionOptions{};
   return job;
@@ -203,11 +208,12 @@ Job in_float64(Job job) {
 
 void save_steps(
     const Job& given, World& world, int64_t steps,
-    const std::filesystem::path& folder, const LayerFactory& layers) {
-  const Job job = with_chosen_context(in_float64(given), world);
+    const std::filesystem::path& folder, const OwnParts& own) {
+  const Job job = with_chosen_context(in_float64(given, own), world);
+  check_same_data(own, world);
   const MeshGroups groups = mesh_groups(world, job);
-  const TrainingData data = open_data(job.data, job.train.seed);
-  const ModelSource source = model_source(job, layers, data.train->spec());
+  const TrainingData data = data_of(job, own);
+  const ModelSource source = model_source(job, own, data.train->spec());
   Run run(job, data, ModelPlace{source, world, groups}, steps);
   for (int64_t step = 0; step < steps; ++step) run.step(step, "");
   run.save(steps, folder);
@@ -215,11 +221,12 @@ void save_steps(
 
 VerifyResult verify(
     const Job& given, World& world, const VerifyOptions& options,
-    const LayerFactory& layers) {
-  const Job job = with_chosen_context(in_float64(given), world);
+    const OwnParts& own) {
+  const Job job = with_chosen_context(in_float64(given, own), world);
+  check_same_data(own, world);
   const MeshGroups groups = mesh_groups(world, job);
-  const TrainingData data = open_data(job.data, job.train.seed);
-  const ModelSource source = model_source(job, layers, data.train->spec());
+  const TrainingData data = data_of(job, own);
+  const ModelSource source = model_source(job, own, data.train->spec());
   const auto list = trained_parameters(source);
   const MeshGroups alone = MeshGroups::alone(world);
 
@@ -304,6 +311,12 @@ VerifyResult verify(
                   "\" rounds gradients; set it to \"none\"";
   }
   return result;
+}
+
+VerifyResult verify(
+    const Job& job, World& world, const VerifyOptions& options,
+    const LayerFactory& layers) {
+  return verify(job, world, options, OwnParts{.layers = layers});
 }
 
 VerifyResult verify(

@@ -50,7 +50,11 @@ struct VerifyResult {
 /// the sample alone, so they agree. A shard is compared with the same elements
 /// of the full tensor.
 ///
-/// `layers` replaces job.model by the caller's own list, as in trainer.h.
+/// `own` replaces what the job names, as in trainer.h; metrics and on_step are
+/// not called.
+VerifyResult verify(
+    const Job& job, World& world, const VerifyOptions& options,
+    const OwnParts& own);
 VerifyResult verify(
     const Job& job, World& world, const VerifyOptions& options,
     const LayerList* layers = nullptr);
@@ -64,7 +68,7 @@ VerifyResult verify(
 /// options.resume = folder, of any layout.
 void save_steps(
     const Job& job, World& world, int64_t steps,
-    const std::filesystem::path& folder, const LayerFactory& layers = nullptr);
+    const std::filesystem::path& folder, const OwnParts& own = {});
 
 /// The result as a table whose last line is the verdict, or as a JSON object.
 std::string to_text(const VerifyResult& result, const VerifyOptions& options);

@@ -138,8 +138,10 @@ std::string to_json(const RunView& view, bool curves) {
   if (view.evaluation) {
     json["evaluation"] = {
         {"step", view.evaluation->step},
-        {"loss", number(view.evaluation->loss)},
-        {"accuracy", number(view.evaluation->accuracy)}};
+        {"loss", number(view.evaluation->loss)}};
+    if (view.evaluation->accuracy) {
+      json["evaluation"]["accuracy"] = number(*view.evaluation->accuracy);
+    }
   }
   if (view.checkpoint) {
     json["checkpoint"] = {

@@ -49,8 +49,11 @@ std::vector<Tile> tiles_of(const RunView& view) {
                  : Tile{"FLOPs", rate, "the devices' peak is not known", ""});
   }
   if (view.evaluation) {
+    const auto& accuracy = view.evaluation->accuracy;
     tiles.push_back(
-        {"Accuracy", format_percent(view.evaluation->accuracy),
+        {accuracy ? "Accuracy" : "Held-out loss",
+         accuracy ? format_percent(*accuracy)
+                  : format_number(view.evaluation->loss),
          format("held out, at step {}", view.evaluation->step), ""});
   }
   if (view.checkpoint) {

@@ -1,7 +1,10 @@
 // Weights on moto's S3 server.
 #include <gmock/gmock.h>
 
+#include <filesystem>
+
 #include "echelon/architecture/weights_source.h"
+#include "tests/checkpoint/files/small_save.h"
 #include "tests/support/error_text.h"
 #include "tests/support/s3_server.h"
 #include "tests/support/temp_folder.h"
@@ -39,6 +42,60 @@ TEST_F(S3Weights, AreThoseOfTheFile) {
   EXPECT_EQ(read, values);
 }
 
+// As Hugging Face's: one file, or several with an index.
+TEST_F(S3Weights, AreThoseOfAFolder) {
+  storage::ObjectStore store("models", S3Server::get()->settings());
+  for (const auto& [name, values] :
+       std::vector<std::pair<std::string, std::vector<float>>>{
+           {"single/model", {1}}, {"shards/one", {2}}, {"shards/two", {3}}}) {
+    const std::string path = folder_.path("file");
+    safetensors::write(
+        path, {{name.substr(name.find('/') + 1),
+                "F32",
+                {1},
+                std::as_bytes(std::span(values))}});
+    store.upload_file(path, "weights/" + name + ".safetensors");
+  }
+  store.put(
+      "weights/shards/model.safetensors.index.json",
+      R"({"weight_map": {"one": "one.safetensors",)"
+      R"( "two": "two.safetensors"}})");
+  const auto value = [](const WeightsSource& source, const char* name) {
+    float read = 0;
+    source.tensors().at(name).read({0, 1}, reinterpret_cast<std::byte*>(&read));
+    return read;
+  };
+  EXPECT_EQ(value(WeightsSource("s3://models/weights/single"), "model"), 1);
+  const WeightsSource shards("s3://models/weights/shards");
+  EXPECT_EQ(value(shards, "one"), 2);
+  EXPECT_EQ(value(shards, "two"), 3);
+  store.remove("weights/shards/two.safetensors");
+  EXPECT_THAT(
+      error_text([] { WeightsSource{"s3://models/weights/shards"}; }),
+      AllOf(
+          HasSubstr("s3://models/weights/shards/two.safetensors: is missing"),
+          HasSubstr("has \"two\"")));
+}
+
+// The newest checkpoint of a run, whose address is that of its
+// checkpoint.remote.
+TEST_F(S3Weights, AreThoseOfARun) {
+  const auto saved = save_small(folder_.path("checkpoints"), 7);
+  storage::ObjectStore store("models", S3Server::get()->settings());
+  for (const auto& entry : std::filesystem::directory_iterator(saved)) {
+    store.upload_file(
+        entry.path(),
+        "runs/a/checkpoints/step-00000007/" + entry.path().filename().string());
+  }
+  const WeightsSource source("s3://models/runs/a");
+  std::vector<float> bias(5);
+  source.tensors().at("fc.bias").read(
+      {0, 5}, reinterpret_cast<std::byte*>(bias.data()));
+  for (int64_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(bias[static_cast<size_t>(i)], -small_value(7, i));
+  }
+}
+
 TEST_F(S3Weights, WhatCannotBeReadSaysSo) {
   const auto refused = [](const std::string& url) {
     return error_text([&] { WeightsSource{url}; });
@@ -47,8 +104,10 @@ TEST_F(S3Weights, WhatCannotBeReadSaysSo) {
       refused("s3://models/weights/none.safetensors"),
       AllOf(HasSubstr("none.safetensors"), HasSubstr("no such object")));
   EXPECT_THAT(
-      refused("s3://models/weights"),
-      AllOf(HasSubstr("s3://models/weights:"), HasSubstr("one .safetensors")));
+      refused("s3://models/nothing"),
+      AllOf(
+          HasSubstr("s3://models/nothing: there is no checkpoint"),
+          HasSubstr("a Hugging Face folder")));
 }
 
 }  // namespace echelon::s3_weights_test

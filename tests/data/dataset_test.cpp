@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <cstdlib>
+
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/data/loader.h"
+#include "echelon/text/format.h"
 #include "tests/data/make_image.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
@@ -87,6 +90,19 @@ TEST(Dataset, TensorsOfAnyShape) {
   EXPECT_EQ(data->spec().classes, targets.max().item<int64_t>() + 1);
 }
 
+TEST(Dataset, ATableOfNumbers) {
+  TempFolder folder;
+  const std::string path =
+      folder.write("d.csv", "x,target,y\n1,2,3\n4,0,5\n6,1,7\n");
+  const auto data = make_dataset({.name = DataKind::tensors, .path = path}, 0);
+  const Batch batch = data->get(std::vector<int64_t>{2, 0}, {});
+  EXPECT_TRUE(
+      torch::equal(batch.inputs, torch::tensor({{6.0f, 7.0f}, {1.0f, 3.0f}})));
+  EXPECT_TRUE(torch::equal(batch.targets, torch::tensor({1, 2})));
+  EXPECT_EQ(data->spec().classes, 3);
+  EXPECT_EQ(data->fingerprints().at(0).first, path);
+}
+
 TEST(OpenData, SplitsOrOpensASeparateHoldout) {
   const TrainingData digits = open_data({}, 4);
   EXPECT_EQ(digits.train_samples.size(), 1438);
@@ -158,6 +174,56 @@ TEST_F(Images, BrokenImagesAreErrorsOrSkipped) {
   EXPECT_EQ(batch.targets.size(0), 2);
   const Batch none = skipping->get(std::vector<int64_t>{1, 3}, {});
   EXPECT_EQ(none.inputs.sizes(), (std::vector<int64_t>{0, 3, 24, 24}));
+}
+
+// The images of tar files are those of a folder.
+TEST_F(Images, InShardsEqualThoseOfAFolder) {
+  const std::vector<std::string> images = {
+      make_png(30, 24), make_jpeg(40, 50), make_png(99, 70)};
+  for (size_t i = 0; i < images.size(); ++i) {
+    const std::string number = std::to_string(i);
+    folder_.write("root/" + number + "/x.png", images[i]);
+    folder_.write("src/" + number + ".png", images[i]);
+    folder_.write("src/" + number + ".cls", number);
+  }
+  const auto pack = [&](const std::string& name, const std::string& samples) {
+    std::string command =
+        "cd " + folder_.path("src") + " && tar -cf ../" + name;
+    for (const char one : samples) {
+      command += format(" {}.cls {}.png", one, one);
+    }
+    ASSERT_EQ(std::system(command.c_str()), 0);
+  };
+  pack("s-0.tar", "01");
+  pack("s-1.tar", "2");
+  DataOptions shards = options();
+  shards.path = folder_.path("s-*.tar");
+  const std::vector<int64_t> all = {2, 0, 1};
+  const auto data = make_dataset(shards, 0);
+  const Batch batch = data->get(all, {});
+  const Batch expected = make_dataset(options(), 0)->get(all, {});
+  EXPECT_TRUE(torch::equal(batch.inputs, expected.inputs));
+  EXPECT_TRUE(torch::equal(batch.targets, expected.targets));
+  EXPECT_EQ(data->spec().classes, 3);
+  // A resumed run notices other samples.
+  const auto before = data->fingerprints();
+  ASSERT_EQ(before.size(), 1U);
+  pack("s-1.tar", "1");
+  EXPECT_NE(make_dataset(shards, 0)->fingerprints(), before);
+  // Errors name the file and the place.
+  folder_.write("src/0.png", "no image");
+  pack("s-1.tar", "0");
+  EXPECT_THAT(
+      error_text<DataError>([&] { make_dataset(shards, 0)->get(all, {}); }),
+      HasAll("s-1.tar at byte", "broken image"));
+  // Held-out shards have the classes of training.
+  pack("s-1.tar", "2");
+  folder_.write("src/0.png", images[0]);
+  pack("held-out.tar", "01");
+  shards.holdout_path = folder_.path("held-out.tar");
+  const TrainingData both = open_data(shards, 0);
+  EXPECT_EQ(both.holdout->size(), 2);
+  EXPECT_EQ(both.holdout->spec().classes, 3);
 }
 
 TEST_F(Images, AugmentationDependsOnSeedEpochAndIndexAlone) {

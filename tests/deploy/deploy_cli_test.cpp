@@ -438,7 +438,8 @@ esac
   EXPECT_EQ(done.exit_code, 0) << done.err;
   EXPECT_EQ(
       done.out,
-      "job 42\njob 42: PENDING (Priority)\njob 42: RUNNING\n"
+      "job 42\nwhile it runs: echelon job status runs/first\n"
+      "job 42: PENDING (Priority)\njob 42: RUNNING\n"
       "job 42: no answer, is asked again (scontrol: Unable to contact slurm "
       "controller)\n"
       "job 42: RUNNING\njob 42: COMPLETED\n");
@@ -488,6 +489,8 @@ esac
   EXPECT_EQ(
       done.out,
       "configmap/first-config\njobset.jobset.x-k8s.io/first\n"
+      "while it runs: echelon job status runs/first --pod job/first-hosts-0 "
+      "--namespace vision\n"
       "jobset.jobset.x-k8s.io/first: Suspended: it waits in its queue\n"
       "jobset.jobset.x-k8s.io/first: runs\n"
       "jobset.jobset.x-k8s.io/first: Completed\n");
@@ -517,6 +520,27 @@ esac
   EXPECT_THAT(
       without_keys.err,
       HasSubstr("first-storage is not there; make it: env | grep ^AWS_"));
+}
+
+// The names are those of the pods and Jobs that the golden files lead to.
+TEST_F(DeployCommand, SubmitSaysInWhichPodAJobIsAsked) {
+  program_is("kubectl", "[ $1 != create ] || echo made/first\n");
+  for (const auto& [options, pod] :
+       {std::pair("--to kueue --queue q", "job/first-hosts-0"),
+        std::pair("--to kueue --queue q --nnodes 1:2", "job/first"),
+        std::pair("--to kai --queue q --nnodes 1:2", "job/first"),
+        std::pair("--to trainer", "job/first-node-0"),
+        std::pair("--to lws", "first-0")}) {
+    const Outcome outcome =
+        run(std::string(options) + " -n 2 --volume v --no-follow " + kImage,
+            "submit");
+    EXPECT_EQ(
+        outcome.out,
+        std::string("made/first\nwhile it runs: echelon job status "
+                    "runs/first --pod ") +
+            pod + "\n")
+        << outcome.err;
+  }
 }
 
 TEST_F(DeployCommand, SubmitNeedsAProgramAndAQueue) {

@@ -58,7 +58,9 @@ SKIPPED = {
     "benchmarks/pool_first_step.py": "takes a minute; tests/pool does it in short",
     "echelon job ": "needs a job that runs meanwhile; tests/train/saving does it",
     "--nnodes 2 --check": "asks the Slurm of this machine; tests/deploy does it",
+    "s3://models": "needs an S3 server; tests/train/saving/remote_command_test has one",
     "echelon submit ": "needs Slurm; tests/deploy has a stand-in",
+    "echelon new ": "tests/package builds and trains such a project",
     "watch runs  ": "goes on until Ctrl-C; tests/watch does it",
     "watch runs/digits --web": "goes on until Ctrl-C; tests/watch does it",
     "echelon sample RUN": "names the options, not a command",
@@ -101,6 +103,17 @@ sequence = 32
 batch = 16
 steps = 2
 run = "runs/{name}-{set}"
+"""
+OWN = """[model]
+name = "own"
+library = "{library}"
+dtype = "float64"
+[data]
+name = "own"
+[train]
+batch = 24
+steps = 4
+run = "runs/own"
 """
 
 
@@ -147,6 +160,8 @@ def furnish(folder):
     for name, run in (("first", "first"), ("second", "second"), ("long", "long"), ("model", "{name}-{set}")):
         (folder / f"{name}.toml").write_text(SMALL.format(run=f"runs/{run}"))
     (folder / "gpt.toml").write_text(GPT)
+    # As that of the project which `echelon new` makes.
+    (folder / "train.toml").write_text(OWN.format(library=BUILD / "tests/own_plugin.so"))
     for part in ("train", "test"):
         for i in range(8):
             png(folder / f"photos/{part}/cats/{i}.png", 200 + i)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A real Prometheus scrapes a real run, whose rank is killed.
+"""A real Prometheus scrapes a real run, whose rank is killed, and a real pool.
 
   prometheus.py BUILD
 
@@ -88,13 +88,14 @@ def check_page(promtool, page):
 
 
 class Prometheus:
-    """Scrapes the page at `address` every second."""
+    """Scrapes pages every second, by the lines of its configuration below scrape_configs."""
 
-    def __init__(self, program, folder, address):
+    def __init__(self, program, folder, alerts, scraped):
         self.port = free_port()
-        config = (HERE / "prometheus.yml").read_text().replace("127.0.0.1:9464", address).replace("15s", "1s")
-        (folder / "prometheus.yml").write_text(config)
-        shutil.copy(HERE / "alerts.yml", folder)
+        head, _ = (HERE / "prometheus.yml").read_text().split("scrape_configs:\n")
+        head = head.replace("15s", "1s").replace("alerts.yml", alerts)
+        (folder / "prometheus.yml").write_text(head + "scrape_configs:\n" + scraped)
+        shutil.copy(HERE / alerts, folder)
         self.log = open(folder / "prometheus.log", "w+")
         self.process = subprocess.Popen(
             [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
@@ -109,10 +110,35 @@ class Prometheus:
         found = self.ask(query)
         return float(found[0]["value"][1]) if found else None
 
+    def takes(self, board):
+        """Answers every query of a dashboard; returns those that have no value, by panel."""
+        empty = []
+        for panel in json.loads((HERE / board).read_text())["panels"]:
+            for target in panel.get("targets", []):
+                query = target["expr"].replace("$run", ".*").replace("$__rate_interval", "10s")
+                found = self.ask(query)
+                expect(found is not None, f"Prometheus does not take {query}")
+                empty += [] if found else [panel["title"]]
+        return empty
+
     def alerts(self):
         return {rule["name"]: rule["health"]
                 for group in json.loads(get(f"http://127.0.0.1:{self.port}/api/v1/rules"))["data"]["groups"]
                 for rule in group["rules"]}
+
+
+def scraped_run(address):
+    lines = (HERE / "prometheus.yml").read_text().split("scrape_configs:\n")[1]
+    return lines.replace("127.0.0.1:9464", address)
+
+
+def scraped_pool(address, folder):
+    """As the manual has it."""
+    page = (ROOT / "doc/pool.md").read_text()
+    lines = page.split("    scrape_configs:\n")[1].split("\n\n")[0].split("\n")
+    text = "\n".join(line[4:] for line in lines) + "\n"
+    expect("/var/lib/echelon/pool" in text and "127.0.0.1:9465" in text, f"doc/pool.md has another example: {text}")
+    return text.replace("/var/lib/echelon/pool", str(folder)).replace("127.0.0.1:9465", address)
 
 
 def pid_of_rank(run, rank):
@@ -138,7 +164,7 @@ def check_run(program, promtool, folder, jobs):
          "--set", "checkpoint.every_steps=50"],
         stdout=subprocess.DEVNULL, stderr=open(folder / "job.log", "w"), env={**os.environ, "OMP_NUM_THREADS": "1"})
     jobs.append(job)
-    server = Prometheus(program, folder, address)
+    server = Prometheus(program, folder, "alerts.yml", scraped_run(address))
     jobs.append(server.process)
     page = until(lambda: (lambda text: text if 'echelon_loss{run="run"}' in text else "")(get(f"http://{address}/metrics")),
                  "the page with a loss: " + (folder / "job.log").read_text())
@@ -165,11 +191,7 @@ def check_run(program, promtool, folder, jobs):
     expect(step, "")
     expect(0 < server.number("echelon_effective_time_ratio") <= 1, "a share of the time")
 
-    boards = [json.loads((HERE / name).read_text()) for name in ("dashboard.json", "pool_dashboard.json")]
-    for panel in boards[0]["panels"] + boards[1]["panels"]:
-        for target in panel.get("targets", []):
-            query = target["expr"].replace("$run", ".*").replace("$__rate_interval", "10s")
-            expect(server.ask(query) is not None, f"Prometheus does not take {query}")
+    server.takes("dashboard.json")
     health = until(lambda: (lambda found: found if set(found.values()) == {"ok"} else None)(server.alerts()),
                    "alerts that are evaluated")
     expect(len(health) >= 6, f"alerts: {health}")
@@ -179,13 +201,67 @@ def check_run(program, promtool, folder, jobs):
     until(lambda: server.number('up{job="echelon"}') == 0, "a page that is gone")
 
 
+def check_pool(program, promtool, folder, jobs):
+    """vision holds its 1 of 3 slots and borrows none; language holds 2, and a job of it waits."""
+    pool, address = folder / "pool", f"127.0.0.1:{free_port()}"
+    (folder / "pool.toml").write_text("[pool]\ngrace = \"1s\"\n[project.language]\nguaranteed = 1\n"
+                                      "[project.vision]\nguaranteed = 1\n")
+    echelon = [str(BUILD / "bin/echelon"), "pool"]
+    environment = {name: value for name, value in os.environ.items() if name != "ECHELON_TOKEN"}
+    log = open(folder / "pool.log", "w")
+    jobs.append(subprocess.Popen(
+        [*echelon, "start", str(folder / "pool.toml"), "--folder", str(pool), "--devices", "3", "--page", address],
+        stdout=log, stderr=log, env={**environment, "XDG_CONFIG_HOME": str(folder)}))
+
+    def ask(*words):
+        words = (words[0], "--folder", str(pool), "--json", *words[1:])
+        done = subprocess.run([*echelon, *words], capture_output=True, text=True, env=environment)
+        expect(done.returncode == 0, f"{words}: {done.stderr}" + (folder / "pool.log").read_text())
+        return json.loads(done.stdout)
+
+    until(lambda: (pool / "page-token").exists(), "the pool: " + (folder / "pool.log").read_text())
+    until(lambda: "echelon pool:" in (folder / "pool.log").read_text(), "the pool's first line")
+    submitted = []
+
+    def submit(project, *words):
+        # The command ends when the test does, whatever happens to it.
+        command = f"while [ -e {folder}/pool.toml ] && [ ! -e {folder}/end ]; do sleep 0.1; done"
+        submitted.append(ask("submit", "--project", project, *words, "--", "sh", "-c", command)["job"])
+
+    submit("language", "-n", "2", "--preemptible")
+    submit("vision", "-n", "1")
+    submit("language", "-n", "2", "--preemptible")
+    server = Prometheus(program, folder, "pool_alerts.yml", scraped_pool(address, pool))
+    jobs.append(server.process)
+    for query, value in (
+            ('echelon_pool_capacity_devices{kind="all"}', 3), ('echelon_pool_capacity_devices{kind="idle"}', 0),
+            ('echelon_pool_devices{project="language",kind="in_use"}', 2),
+            ('echelon_pool_devices{project="language",kind="guaranteed"}', 1),
+            ('echelon_pool_devices{project="language",kind="over_quota"}', 1),
+            ('echelon_pool_devices{project="vision",kind="in_use"}', 1),
+            ('echelon_pool_jobs{project="language",state="waiting"}', 1), ("echelon_pool_wait_seconds_count", 1)):
+        until(lambda: server.number(query) == value, f"{query} = {value}, not {server.ask(query)}")
+    until(lambda: (server.number('echelon_pool_device_seconds_total{project="language"}') or 0) >
+          server.number('echelon_pool_device_seconds_total{project="vision"}') > 0, "device-seconds")
+    token = (pool / "page-token").read_text().strip()
+    request = urllib.request.Request(f"http://{address}/metrics", headers={"Authorization": f"Bearer {token}"})
+    check_page(promtool, urllib.request.urlopen(request, timeout=10).read().decode())
+    # All panels have something to show; a quantile needs two scrapes around a start.
+    until(lambda: set(server.takes("pool_dashboard.json")) <= {"Wait until the start"}, "every panel of the dashboard")
+    until(lambda: set(server.alerts().values()) == {"ok"}, "alerts that are evaluated")
+    (folder / "end").touch()
+    until(lambda: server.number('echelon_pool_ended_jobs_total{project="language",state="done"}') == 2, "ended jobs")
+
+
 def main():
     program, promtool = find("prometheus"), find("promtool")
     check_files(promtool)
     jobs = []
     with tempfile.TemporaryDirectory(prefix="echelon-test-") as folder:
         try:
-            check_run(program, promtool, Path(folder), jobs)
+            for name, check in (("pool", check_pool), ("run", check_run)):
+                (Path(folder) / name).mkdir()
+                check(program, promtool, Path(folder) / name, jobs)
         finally:
             for process in jobs:
                 if process.poll() is None:

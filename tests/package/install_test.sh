@@ -94,6 +94,31 @@ if [ -x "$package/bin/echelon" ]; then
   "$package/bin/echelon" run -n 3 -- "$temp/example/program" | tee "$temp/out"
   check 3 | diff "$temp/alone" - || fail "3 ranks differ from one"
 fi
+if [ -x "$package/bin/echelon" ] && [ -x "$package/bin/echelon-train" ]; then
+  echo "echelon new: made, built, trained and verified"
+  export PATH=$package/bin:$PATH ECHELON_LIBTORCH=$libtorch
+  cd "$temp"
+  echelon new mine >"$temp/log"
+  if echelon new mine >"$temp/log" 2>&1; then
+    fail "echelon new wrote into a folder that exists"
+  fi
+  if echelon new 'my project' >"$temp/log" 2>&1; then
+    fail "echelon new took a name that CMake does not take"
+  fi
+  cd mine
+  # CMake finds the package by PATH.
+  cmake -B build >"$temp/log" 2>&1 && cmake --build build >>"$temp/log" 2>&1 ||
+    { cat "$temp/log"; fail "the project of echelon new does not build"; }
+  echelon train train.toml -n 2 >"$temp/log" 2>&1 ||
+    { cat "$temp/log"; fail "the project of echelon new does not train"; }
+  # The held-out error of the last evaluation is a tenth of the surface's height.
+  error=$(sed -n 's/.*"absolute_error":\([0-9.e-]*\).*/\1/p' runs/first/metrics.jsonl | tail -1)
+  awk -v error="$error" 'BEGIN { exit !(error > 0 && error < 0.1) }' ||
+    fail "the project's model has a held-out error of '$error'"
+  ctest --test-dir build >"$temp/log" 2>&1 ||
+    { cat "$temp/log"; fail "the tests of the project of echelon new"; }
+  cd "$temp"
+fi
 if [ -x "$package/bin/echelon-train" ]; then
   "$package/bin/echelon-train" --help >"$temp/log" 2>&1 ||
     { cat "$temp/log"; fail "the installed echelon-train does not start"; }

@@ -72,6 +72,47 @@ TEST(Units, AreWhatPeopleRead) {
   EXPECT_EQ(format_bytes(25 << 20), "25 MiB");
 }
 
+// Three experts; the load of one grows from step to step.
+TEST(Report, DrawsTheLoadOfExperts) {
+  ReportInput input = sample::run({.steps = 30});
+  EXPECT_FALSE(contains(to_html(input), "id=\"experts\""));
+  for (auto& step : input.metrics) {
+    std::vector<timeline::ExpertLoads> loads = timeline::expert_loads(
+        {"model.layers.0.mlp", "model.layers.1.mlp"},
+        {10, 10, 10, 10, 10, 10 + step.step, 0, 0, 0, 0, 0, step.step / 2});
+    step.expert_imbalance = timeline::imbalance_of(loads);
+    step.dropped_share = timeline::dropped_share(loads);
+    if (step.step % 10 == 0) step.expert_loads = loads;
+  }
+  const auto page = to_html(input);
+  expect_parts(
+      page,
+      {"Load of the experts",
+       "expert 2 of model.layers.1.mlp had 2 times the mean load",
+       "last it dropped most of expert 2 of model.layers.1.mlp, 38",
+       "Dropped choices, per cent",
+       // The least even layer first: a row of three columns for each expert.
+       "<figure class=\"chart\" id=\"experts-0\"><figcaption><h3>model"
+       ".layers.1.mlp</h3>",
+       "<path class=\"ex\" d=\"M2 2H3V3H2Z\">", "viewBox=\"0 0 3 3\""});
+  // Many experts, layers and steps stay a small page.
+  std::vector<std::string> layers;
+  for (int i = 0; i < 58; ++i)
+    layers.push_back(format("model.layers.{}.mlp", i));
+  for (auto& step : input.metrics) {
+    std::vector<int64_t> counts(58 * 256 * 2);
+    for (size_t i = 0; i < counts.size() / 2; ++i) {
+      counts[i] = static_cast<int64_t>(i * i * 7 % 113) + step.step;
+    }
+    step.expert_loads = timeline::expert_loads(layers, counts);
+  }
+  const auto large = to_html(input);
+  EXPECT_LT(large.size(), page.size() + 150'000);
+  expect_parts(
+      large, {"the fullest of 4 experts",
+              "Shown are the 4 layers of 58 with the largest loads"});
+}
+
 TEST(Markup, EscapesTextsAndAttributes) {
   EXPECT_EQ(
       escape_markup("<a href=\"x\">'&'</a>"),

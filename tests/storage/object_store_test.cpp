@@ -292,4 +292,26 @@ TEST_F(ObjectStoreTest, LocalCopies) {
   EXPECT_TRUE(read_file(second) == bytes + "2");
 }
 
+// A reader ends at each of its requests; what it leaves is no copy. The object
+// comes in two parts.
+TEST_F(ObjectStoreTest, ALocalCopyAfterACrashAtAnyRequest) {
+  const std::string bytes = random_bytes((16 << 20) + 100);
+  ObjectStore("models", server_->settings())
+      .upload_file(folder_.write("from", bytes), key("data.bin"));
+  const std::string url = "s3://models/" + key("data.bin");
+  int at = 0;
+  for (bool ended = false; !ended;) {
+    const TempFolder cache;
+    server_->set_environment(cache.path());
+    ::setenv("AWS_MAX_ATTEMPTS", "1", 1);
+    server_->set("at=" + std::to_string(++at) + "&many=0&mode=before");
+    const std::string said = error_text([&] { storage::local_copy(url); });
+    ended = static_cast<int>(server_->requests().size()) < at;
+    EXPECT_EQ(said.find("no answer") == std::string::npos, ended) << said;
+    server_->set("");
+    EXPECT_TRUE(read_file(storage::local_copy(url)) == bytes) << at;
+  }
+  EXPECT_EQ(at, 4);
+}
+
 }  // namespace echelon::object_store_test

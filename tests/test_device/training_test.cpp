@@ -389,6 +389,54 @@ TEST_P(StepOnTheTestDevice, NeverWaitsForTheDevice) {
   for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
 }
 
+// Products need the number of their rows, which the host reads once for each
+// mixture, and once more where rows come from other ranks. Counting loads and
+// dropping tokens reads nothing.
+TEST(OnTheTestDevice, AMixtureReadsNoMoreThanItsCounts) {
+  TempFolder folder;
+  const auto tokens = write_tokens(folder);
+  for (const char* layout : {"dp=2", "ep=2"}) {
+    for (const double capacity : {0.0, 0.6}) {
+      for (auto model : {mixture("mixtral"), deepseek()}) {
+        SCOPED_TRACE(format("{} {} {}", model.name, layout, capacity));
+        model.capacity_factor = capacity;
+        Job job = job_of(model, tokens);
+        job.layout = parse_layout(layout);
+        const size_t expected = job.layout.ep == 2 ? 4 : 2;
+        run_ranks(
+            2,
+            [&](World& world) {
+              at::set_num_threads(1);
+              SmallRun run(job, world);
+              run.train(0, 1);
+              const auto batch = run.next_batch();
+              world.group().barrier();
+              reset_counts(world.rank());
+              StepShare share;
+              share.score =
+                  run.state.model().forward_backward(batch, run.counts_units());
+              share.expert_counts = run.state.model().expert_counts();
+              const HostCopy numbers({sum_over_ranks(share, world)});
+              const auto waits = counts(world.rank()).host_waits;
+              EXPECT_EQ(waits.size(), expected);
+              if (waits.size() > expected) {
+                for (const auto& wait : waits) {
+                  ADD_FAILURE() << wait.call << "\n" << wait.stack;
+                }
+              }
+              world.group().barrier();
+              guard().synchronizeDevice(
+                  static_cast<c10::DeviceIndex>(world.rank()));
+            },
+            on_test_device());
+        for (const auto& report : take_reports()) {
+          ADD_FAILURE() << report.text;
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, StepOnTheTestDevice, testing::ValuesIn(steps()),
     [](const auto& info) { return info.param.name; });

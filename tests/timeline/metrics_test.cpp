@@ -178,6 +178,32 @@ TEST_F(Metrics, OfLowPrecisionAndOfEachLayer) {
           "\"fc\":null,\"fc_is\":\"inf\"}}"));
 }
 
+TEST_F(Metrics, OfExperts) {
+  // Two layers of three experts: loads, then drops.
+  const auto loads = expert_loads(
+      {"model.layers.0.mlp", "model.layers.1.mlp"},
+      {1, 2, 3, 0, 8, 1, 0, 0, 0, 0, 5, 0});
+  ASSERT_EQ(loads.size(), 2u);
+  EXPECT_EQ(loads[0].imbalance(), 1.5);
+  EXPECT_EQ(imbalance_of(loads), 8 / 3.0);
+  EXPECT_EQ(dropped_share(loads), 5 / 15.0);
+  EXPECT_EQ(
+      most_dropped(loads), "expert 1 of model.layers.1.mlp, 62 % of its own");
+  EXPECT_EQ((ExpertLoads{.chosen = {0, 0}}).imbalance(), 0);
+  StepMetrics step = step_metrics(1);
+  step.expert_imbalance = imbalance_of(loads);
+  step.dropped_share = 0.125;
+  step.expert_loads = loads;
+  append_metrics(path_, step);
+  EXPECT_EQ(read_metrics(path_).steps.at(0), step);
+  EXPECT_THAT(
+      read_file(path_),
+      HasSubstr(
+          "\"dropped_share\":0.125,\"expert_loads\":{"
+          "\"model.layers.0.mlp\":[1,2,3],\"model.layers.1.mlp\":[0,8,1]},"
+          "\"expert_drops\":{\"model.layers.1.mlp\":[0,5,0]}}"));
+}
+
 TEST_F(Metrics, OneObjectALineInAFixedOrder) {
   append_metrics(path_, StepMetrics{.step = 7, .loss = 0.5});
   append_metrics(path_, EvaluationMetrics{.step = 7, .accuracy = 0.75});

@@ -545,6 +545,61 @@ inline void add_expert_ranks(Cases& cases) {
   cases.add(model, parse_layout("fsdp=2,ep=2,order=ep:fsdp"), stage_text(3));
 }
 
+// An expert takes three tokens of a sample at most, of which it has 4.4 on
+// average.
+inline void add_capacities(Cases& cases) {
+  ModelOptions model = mixture("mixtral");
+  model.capacity_factor = 0.6;
+  const std::string name = "capacity 0.6";
+  for (const Layout& layout : parse_layouts(
+           {"dp=2", "dp=3", "tp=2", "pp=2", "fsdp=2", "ep=2", "ep=3",
+            "dp=2,ep=2", "tp=2,ep=2", "pp=2,ep=2", "fsdp=2,ep=2"})) {
+    cases.add(model, layout, name);
+    if (layout.tp == 1) continue;
+    cases.add(model, layout, name + ", sequence parallel")
+        .tensor.sequence_parallel = true;
+  }
+  cases.add(model, {.ep = 2}, name + ", 3 backward passes").train.accumulate =
+      3;
+  cases.add(model, {.ep = 2}, name + ", batches of 16 and 8")
+      .train.rank_batch = {16, 8};
+  cases.add(model, {.ep = 2}, name + ", recompute all").memory.recompute =
+      Recompute::all;
+  ModelOptions biased = deepseek();
+  biased.capacity_factor = 0.6;
+  for (const Layout& layout : parse_layouts({"dp=2", "ep=2"})) {
+    cases.add(biased, layout, name);
+  }
+}
+
+// Sequences cut over ranks, and experts spread over other ranks.
+inline void add_context_and_experts(Cases& cases) {
+  ModelOptions model = mixture("qwen3-moe");
+  model.aux_loss = model.z_loss = 0;
+  for (const Layout& layout : parse_layouts(
+           {"cp=2,ep=2", "cp=3,ep=2", "cp=2,ep=3", "dp=2,cp=2,ep=2",
+            "fsdp=2,cp=2,ep=2", "cp=2,tp=2,ep=2", "cp=2,pp=2,ep=2"})) {
+    cases.add(model, layout, "ring, no losses");
+  }
+  for (const auto way : {ContextWay::all_gather, ContextWay::ulysses}) {
+    cases.add(model, {.cp = 2, .ep = 2}, to_string(way) + ", no losses")
+        .context.way = way;
+  }
+  cases
+      .add(
+          model, {.cp = 2, .tp = 2, .ep = 2},
+          "ring, no losses, sequence parallel")
+      .tensor.sequence_parallel = true;
+  for (const int64_t stage : {1, 3}) {
+    cases.add_stage(model, {.dp_shard = 2, .cp = 2, .ep = 2}, stage);
+  }
+  cases.add(model, {.cp = 2, .ep = 2}, "ring, no losses, recompute all")
+      .memory.recompute = Recompute::all;
+  ModelOptions biased = deepseek();
+  biased.aux_loss = 0;
+  cases.add(biased, {.cp = 2, .ep = 2}, "ring, no losses");
+}
+
 // Latent attention, and biases of experts that all ranks count for.
 inline void add_deepseek(Cases& cases) {
   const ModelOptions model = deepseek();
@@ -757,6 +812,8 @@ inline std::vector<Case> all_cases(const std::string& tokens) {
   add_mixtures(cases);
   add_expert_ranks(cases);
   add_deepseek(cases);
+  add_capacities(cases);
+  add_context_and_experts(cases);
   add_frozen(cases);
   add_adapters(cases);
   add_masks(cases);

@@ -97,7 +97,8 @@ class NonFiniteSteps : public TrainedRuns {
           step += counts ? 1 : 0;
           continue;
         }
-        state.model().forward_backward(batch, counts_units(*data.train));
+        state.model().forward_backward(
+            batch, counts_units(*data.train, source));
         EXPECT_TRUE(state.update(step++, false, nullptr).updated);
       }
       const auto keep = [&](const std::string& name, const torch::Tensor& x) {

@@ -126,7 +126,9 @@ class SmallRun {
   }
 
   Batch next_batch() { return *loader_.next(); }
-  bool counts_units() const { return echelon::counts_units(*data_.train); }
+  bool counts_units() const {
+    return echelon::counts_units(*data_.train, source);
+  }
 
  private:
   LoaderOptions loader_options() const {

@@ -103,6 +103,15 @@ TEST(StepSums, CountsOfTheDeviceAreAdded) {
   EXPECT_EQ(some.totals().samples, 5);
 }
 
+TEST(StepSums, CountsOfExpertsAreAdded) {
+  const auto counts = torch::tensor({{1, 2}, {3, 4}});
+  for (const auto& sums :
+       shared({{.expert_counts = counts}, {.expert_counts = counts * 10}})) {
+    EXPECT_EQ(sums.expert_counts, (std::vector<int64_t>{11, 22, 33, 44}));
+  }
+  EXPECT_TRUE(shared({{}, {}})[0].expert_counts.empty());
+}
+
 TEST(StepSums, OneRankIsNotTheSlowest) {
   const auto sums = shared({{.work_seconds = 2}});
   EXPECT_EQ(sums[0].slowest_rank, -1);

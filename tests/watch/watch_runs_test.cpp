@@ -125,7 +125,10 @@ TEST_F(WatchedRuns, HaveLinesThatFitTheSchema) {
         .tokens_per_second = 1,
         .mfu = 0.5,
         .loss_scale = 1024,
-        .layer_grad_norms = {{"a", std::numeric_limits<double>::infinity()}}});
+        .layer_grad_norms = {{"a", std::numeric_limits<double>::infinity()}},
+        .expert_imbalance = 2,
+        .dropped_share = 0.25,
+        .expert_loads = {{"a", {3, 1}, {1, 0}}, {"b", {2, 2}, {}}}});
     writer.append(timeline::StepMetrics{.step = 2, .simulated = true});
     writer.append(
         timeline::EvaluationMetrics{.step = 2, .tokens = 10, .perplexity = 3});

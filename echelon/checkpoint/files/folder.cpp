@@ -28,7 +28,6 @@
 #include "echelon/checkpoint/files/rank_file.h"
 #include "echelon/checkpoint/format/foreign.h"
 #include "echelon/error.h"
-#include "echelon/storage/settings.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -147,13 +146,6 @@ std::string what_else(const fs::path& path) {
 }  // namespace
 
 std::vector<CheckpointPlace> find_checkpoints(const fs::path& given) {
-  if (storage::is_object_url(given.native())) {
-    throw CheckpointError(
-        given.native() +
-        ": is on object storage, and a checkpoint is read from a folder; a run "
-        "with [checkpoint] remote = \"s3://BUCKET/PREFIX\" fetches the newest "
-        "below PREFIX/checkpoints, and aws s3 cp --recursive copies any other");
-  }
   const auto path = without_slash(given);
   std::error_code error;
   const auto kind = fs::status(path, error).type();
@@ -333,7 +325,7 @@ void publish(const fs::path& folder, int64_t step) {
 
 // ----------------------------------------------------------------- the lock
 
-// `echelon job` reads it, to ask a job of Slurm on its node.
+// `echelon job` reads it, to ask a job where it is.
 std::string owner_text() {
   char name[256] = "?";
   ::gethostname(name, sizeof(name) - 1);
@@ -342,6 +334,12 @@ std::string owner_text() {
   const char* node = std::getenv("SLURMD_NODENAME");
   if (job != nullptr && node != nullptr) {
     host = format("{} of Slurm job {}", node, job);
+  }
+  // As the manifests of `echelon deploy` give them.
+  const char* pod = std::getenv("POD_NAME");
+  const char* name_space = std::getenv("POD_NAMESPACE");
+  if (pod != nullptr && name_space != nullptr) {
+    host += format(" of pod {}/{}", name_space, pod);
   }
   const std::time_t now = std::time(nullptr);
   std::tm utc = {};

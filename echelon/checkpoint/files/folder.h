@@ -56,7 +56,8 @@ latest_checkpoint(const std::filesystem::path& folder);
 
 /// The checkpoints that a user's path leads to, in the order to try them: the
 /// latest, then the others, the newest first. The path is a checkpoint, a
-/// folder of checkpoints, or a run's folder (RUN/checkpoints). Throws
+/// folder of checkpoints, or a run's folder (RUN/checkpoints). A path that may
+/// be s3://… first goes through local_checkpoint() (checkpoint/remote). Throws
 /// CheckpointError, which says what the path is instead, when there is none.
 std::vector<CheckpointPlace>
 find_checkpoints(const std::filesystem::path& path);

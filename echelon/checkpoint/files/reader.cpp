@@ -382,11 +382,17 @@ check_file(CheckedFile& file, int threads, const Progress& progress) {
 std::vector<Damage> verify_checkpoint(
     const std::string& folder, const std::function<void(int64_t)>& progress,
     int threads) {
-  const CheckpointManifest manifest = read_manifest(folder);
+  return verify_files(read_manifest(folder), folder, {}, progress, threads);
+}
+
+std::vector<Damage> verify_files(
+    const CheckpointManifest& manifest, const std::string& folder,
+    const OpenRemote& remote, const std::function<void(int64_t)>& progress,
+    int threads) {
   threads = num_threads(threads);
   std::vector<Damage> damages;
   int64_t before = 0;
-  const auto files = checked_files(folder, manifest);
+  const auto files = checked_files(folder, manifest, remote);
   for (size_t i = 0; i < files.size(); ++i) {
     const auto found = check_file(*files[i], threads, [&](int64_t done) {
       if (progress) progress(before + done);

@@ -105,4 +105,11 @@ std::vector<Damage> verify_checkpoint(
     const std::string& folder,
     const std::function<void(int64_t)>& progress = {}, int threads = 0);
 
+/// The same for files that `remote` opens; messages name them as if they were
+/// in `folder`.
+std::vector<Damage> verify_files(
+    const CheckpointManifest& manifest, const std::string& folder,
+    const OpenRemote& remote, const std::function<void(int64_t)>& progress = {},
+    int threads = 0);
+
 }  // namespace echelon

@@ -14,22 +14,20 @@
 
 #include "echelon/authentication/key.h"
 #include "echelon/checkpoint/files/folder_files.h"
-#include "echelon/checkpoint/format/hashes.h"
 #include "echelon/checkpoint/format/manifest.h"
+#include "echelon/checkpoint/remote/remote_files.h"
 #include "echelon/error.h"
 #include "echelon/storage/object_store.h"
 #include "echelon/text/check.h"
 #include "echelon/text/file_descriptor.h"
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
-#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
 
 namespace fs = std::filesystem;
 using storage::kDamaged;
-using storage::ObjectInfo;
 using storage::ObjectStore;
 using storage::StorageError;
 
@@ -58,15 +56,6 @@ std::string this_writer(const std::string& mark) {
       "{} process {} on host {} since {} UTC", mark, ::getpid(), host, since);
 }
 
-template <class Work>
-auto as_checkpoint_error(const Work& work) {
-  try {
-    return work();
-  } catch (const StorageError& error) {
-    throw CheckpointError(error.what());
-  }
-}
-
 // The complete lines of a file that may be written to meanwhile.
 std::string complete_lines(const fs::path& path) {
   std::error_code error;
@@ -74,19 +63,6 @@ std::string complete_lines(const fs::path& path) {
   std::string text = read_text_file(path);
   text.resize(text.rfind('\n') + 1);  // npos + 1 is 0
   return text;
-}
-
-// Whether the blocks from `offset` on have the checksums of the manifest.
-bool has_checksums(
-    const SavedFile& file, int64_t offset, std::span<const std::byte> bytes) {
-  auto block = static_cast<size_t>(offset / kChecksumBlockBytes);
-  while (!bytes.empty()) {
-    const size_t size =
-        std::min(bytes.size(), static_cast<size_t>(kChecksumBlockBytes));
-    if (checksum(bytes.data(), size) != file.blocks.at(block++)) return false;
-    bytes = bytes.subspan(size);
-  }
-  return true;
 }
 
 }  // namespace
@@ -324,23 +300,11 @@ RemoteCheckpoints::fetch(const RemoteCheckpoint& one, const fs::path& run) {
   } catch (const CheckpointError& error) {
     return error.what();
   }
-  int64_t bytes = 0;
-  std::vector<ObjectInfo> objects;
-  for (const auto& file : manifest.files) {
-    auto object = state_->store.find(from + file.name);
-    if (!object) return format("{} is missing", file.name);
-    if (object->bytes != file.bytes) {
-      return format(
-          "{} has {} bytes, not {}", file.name, object->bytes, file.bytes);
-    }
-    bytes += file.bytes;
-    objects.push_back(std::move(*object));
-  }
-  std::fprintf(
-      stderr, "fetching step %lld from %s (%s)\n",
-      static_cast<long long>(one.step), url_.c_str(),
-      format_bytes(bytes).c_str());
-  const fs::path partial = begin_checkpoint(folder, one.step, bytes);
+  const auto [objects, damage] = find_files(state_->store, from, manifest);
+  if (!damage.empty()) return damage;
+  say_fetching(url_, manifest);
+  const fs::path partial =
+      begin_checkpoint(folder, one.step, bytes_of(manifest));
   for (size_t i = 0; i < objects.size(); ++i) {
     const auto& file = manifest.files[i];
     const fs::path path = partial / file.name;
@@ -348,11 +312,7 @@ RemoteCheckpoints::fetch(const RemoteCheckpoint& one, const fs::path& run) {
         ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (!to.is_open()) folder_files::fail(path, "making it", errno, file.bytes);
     try {
-      state_->store.download(
-          objects[i], to.fd(),
-          [&](int64_t offset, std::span<const std::byte> part) {
-            return has_checksums(file, offset, part);
-          });
+      download(state_->store, objects[i], file, to.fd());
     } catch (const StorageError& error) {
       abandon_checkpoint(folder, one.step);
       if (error.code() != kDamaged) throw;

@@ -127,24 +127,26 @@ void ImageDecoder::broken(const std::string& why) const {
   throw DataError(path_ + ": broken image: " + why);
 }
 
-void ImageDecoder::read_file() {
+void ImageDecoder::read_file(const std::string& path, Part part) {
   const FileHandle file{
-      ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+      ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   struct stat status = {};
   if (file.fd < 0 || ::fstat(file.fd, &status) != 0) {
     throw DataError(path_ + ": cannot be read: " + std::strerror(errno));
   }
   if (!S_ISREG(status.st_mode)) throw DataError(path_ + ": is not a file");
-  if (status.st_size > kMaxFileBytes) {
+  const int64_t bytes = part.bytes < 0 ? status.st_size : part.bytes;
+  if (bytes > kMaxFileBytes) {
     throw DataError(format(
-        "{}: {} bytes; an image file has at most {}", path_, status.st_size,
+        "{}: {} bytes; an image file has at most {}", path_, bytes,
         kMaxFileBytes));
   }
-  file_.resize(static_cast<size_t>(status.st_size));
+  file_.resize(static_cast<size_t>(bytes));
   size_t done = 0;
   while (done < file_.size()) {
-    const ssize_t got =
-        ::read(file.fd, file_.data() + done, file_.size() - done);
+    const ssize_t got = ::pread(
+        file.fd, file_.data() + done, file_.size() - done,
+        part.offset + static_cast<int64_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
       throw DataError(path_ + ": cannot be read: " + std::strerror(errno));
@@ -167,10 +169,11 @@ uint8_t* ImageDecoder::reserve_pixels(size_t bytes) {
 }
 
 ImageDecoder::Size
-ImageDecoder::open(const std::string& path, int64_t max_pixels) {
+ImageDecoder::open(const std::string& path, int64_t max_pixels, Part part) {
   path_ = path;
+  if (part.bytes >= 0) path_ += format(" at byte {}", part.offset);
   if (file_.capacity() > kKeptBytes) std::vector<uint8_t>().swap(file_);
-  read_file();
+  read_file(path, part);
   static constexpr uint8_t kJpeg[] = {0xff, 0xd8, 0xff};
   static constexpr uint8_t kPng[] = {0x89, 'P', 'N', 'G', '\r', '\n', 26, '\n'};
   const auto begins_with = [&](const uint8_t* magic, size_t bytes) {

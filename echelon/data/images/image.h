@@ -42,9 +42,18 @@ class ImageDecoder {
     int64_t height = 0;
   };
 
-  /// Reads the file and its header. Throws DataError, before decoding anything,
-  /// when it has more than `max_pixels` pixels.
-  Size open(const std::string& path, int64_t max_pixels);
+  /// Part of a file; -1 bytes: all of it.
+  struct Part {
+    int64_t offset = 0;
+    int64_t bytes = -1;
+  };
+
+  /// Reads the file, or a part of it, and the image's header. Throws DataError,
+  /// before decoding anything, when it has more than `max_pixels` pixels.
+  Size open(const std::string& path, int64_t max_pixels, Part part);
+  Size open(const std::string& path, int64_t max_pixels) {
+    return open(path, max_pixels, {});
+  }
 
   /// Decodes the open file. A JPEG is decoded at a size reduced by the largest
   /// of 1, 2, 4 and 8 that is at most `most_reduction`, which saves most of the
@@ -54,7 +63,7 @@ class ImageDecoder {
  private:
   struct Jpeg;
   struct Png;
-  void read_file();
+  void read_file(const std::string& path, Part part);
   Size open_jpeg();
   Size open_png();
   Raster decode_jpeg(double most_reduction);

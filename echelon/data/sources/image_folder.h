@@ -10,6 +10,10 @@ namespace echelon {
 struct ImageFile {
   std::string path;   // below the root: "cat/1.jpg"
   int64_t label = 0;  // index into classes
+  /// Where it is within a file of several (image_shards.h); -1 bytes: all of
+  /// it.
+  int64_t offset = 0;
+  int64_t bytes = -1;
 };
 
 struct ImageFolder {

@@ -6,14 +6,17 @@
 #include <limits>
 
 #include "echelon/checkpoint/format/safetensors.h"
+#include "echelon/data/sources/csv_table.h"
 #include "echelon/data/sources/digits.h"
 #include "echelon/data/sources/image_folder.h"
+#include "echelon/data/sources/image_shards.h"
 #include "echelon/data/sources/order.h"
 #include "echelon/data/sources/text.h"
 #include "echelon/error.h"
 #include "echelon/storage/local_copy.h"
 #include "echelon/storage/settings.h"
 #include "echelon/text/format.h"
+#include "echelon/text/text_file.h"
 
 namespace echelon {
 namespace {
@@ -132,7 +135,25 @@ int64_t count_classes(
       file.path(), dtype));
 }
 
+DataFacts table_facts(const std::string& path) {
+  const CsvTable table =
+      parse_csv(read_text_file(storage::local_copy(path)), path);
+  return {
+      .num_samples = table.rows(),
+      .sample_shape = {static_cast<int64_t>(table.columns.size())},
+      .classes = table.classes,
+      .describe = counted(table.rows(), "sample", "samples")};
+}
+
 DataFacts tensors_facts(const std::string& path) {
+  if (is_csv(path)) return table_facts(path);
+  if (path.ends_with(".parquet")) {
+    throw DataError(
+        path +
+        ": Parquet is not read; write the table as CSV (pandas: "
+        "read_parquet(…).to_csv(…, index=False)), or as tensors in one "
+        ".safetensors file");
+  }
   try {
     const safetensors::File file(storage::local_copy(path));
     const auto& inputs = file.at("inputs");
@@ -174,10 +195,12 @@ DataFacts image_facts(const std::string& path, int64_t image_size) {
   if (storage::is_object_url(path)) {
     throw DataError(
         path +
-        ": images are read from a folder; copy them to a disk (aws s3 sync), "
-        "or store them as tensors in one .safetensors file");
+        ": images are read from a folder or tar files on a disk; copy them "
+        "there (aws s3 sync), or store them as tensors in one .safetensors "
+        "file");
   }
-  const ImageFolder folder = scan_image_folder(path);
+  const ImageFolder folder =
+      is_shards(path) ? scan_image_shards(path) : scan_image_folder(path);
   const auto images = static_cast<int64_t>(folder.images.size());
   return {
       .num_samples = images,
@@ -187,6 +210,13 @@ DataFacts image_facts(const std::string& path, int64_t image_size) {
 }
 
 void check_same_classes(const DataOptions& options) {
+  if (is_shards(options.path) != is_shards(options.holdout_path)) {
+    throw DataError(format(
+        "{}: both it and {} must be tar files, or folders: classes are numbers "
+        "in the one and names in the other",
+        options.holdout_path, options.path));
+  }
+  if (is_shards(options.path)) return;
   const auto train = scan_image_folder(options.path);
   const auto holdout = scan_image_folder(options.holdout_path);
   for (const auto& name : holdout.classes) {
@@ -209,11 +239,15 @@ DataFacts main_facts(const DataOptions& options) {
   }
   if (options.name == DataKind::dummy) return dummy_facts(options);
   if (options.name == DataKind::tensors) {
-    require_path(options, "a .safetensors file with inputs and targets");
+    require_path(
+        options,
+        "a .safetensors file with inputs and targets, or a .csv with a column "
+        "target");
     return tensors_facts(options.path);
   }
   check_images(options);
-  require_path(options, "a folder with one folder of images per class");
+  require_path(
+      options, "a folder with one folder of images per class, or tar files");
   return image_facts(options.path, options.image_size);
 }
 
@@ -269,6 +303,11 @@ int64_t holdout_samples(const DataOptions& options, const DataFacts& facts) {
 
 DataFacts inspect_data(const DataOptions& options) {
   check_loading(options);
+  if (options.name == DataKind::own) {
+    throw ConfigError(
+        "[data] name=\"own\": the data set is a program's, which hands it to "
+        "train(), or a library's; name the library in [model] library");
+  }
   if (options.name == DataKind::text) return text_facts(options);
   DataFacts facts = main_facts(options);
   if (options.holdout_path.empty()) {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace echelon {
@@ -17,6 +18,7 @@ namespace echelon {
 struct Position {
   int64_t epoch = 0;
   int64_t consumed = 0;  // samples of this epoch taken by all ranks together
+  std::string stream;    // the position of a stream (dataset.h); empty: none
 
   bool operator==(const Position&) const = default;
 };

@@ -33,6 +33,13 @@ class ScaledGradient : public torch::autograd::Function<ScaledGradient> {
   }
 };
 
+// On `device`, without a wait for it.
+Tensor whole_numbers(const std::vector<int64_t>& values, torch::Device device) {
+  const auto host = torch::tensor(values, torch::kInt64);
+  if (device.is_cpu()) return host;
+  return host.pin_memory().to(device, /*non_blocking=*/true);
+}
+
 // Rows of this rank's experts, [rank * experts + expert].
 std::vector<int64_t> exchange_counts(
     const std::vector<int64_t>& counts, const Group& group, const Tensor& like,
@@ -48,10 +55,9 @@ std::vector<int64_t> exchange_counts(
     return all;
   }
   const torch::NoGradGuard no_grad;
-  const auto whole = torch::dtype(torch::kInt64);
-  const auto mine = torch::tensor(counts, whole).to(like.device());
+  const auto mine = whole_numbers(counts, like.device());
   const auto received =
-      torch::empty({group.size() * own.size()}, whole.device(like.device()));
+      torch::empty({group.size() * own.size()}, mine.options());
   group
       .all_to_all(
           received, mine,
@@ -109,9 +115,10 @@ Exchange::Exchange(
         from.begin() + static_cast<int64_t>((rank + 1) * own), int64_t{0}));
   }
   const torch::NoGradGuard no_grad;
-  const auto whole = torch::dtype(torch::kInt64);
-  order_ = like.is_meta() ? torch::empty({begin}, whole.device(torch::kMeta))
-                          : torch::tensor(order, whole).to(like.device());
+  order_ = like.is_meta()
+               ? torch::empty(
+                     {begin}, torch::dtype(torch::kInt64).device(torch::kMeta))
+               : whole_numbers(order, like.device());
   inverse_ = torch::empty_like(order_);
   inverse_.scatter_(0, order_, torch::arange(order_.size(0), order_.options()));
 }

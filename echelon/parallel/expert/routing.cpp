@@ -2,14 +2,17 @@
 // stable sort of the choices by expert gives the order of the rows. Rows are
 // gathered in forward and in backward, by the order or its inverse: adding rows
 // in place, as the backward of index_select does, would be slower, and on a GPU
-// in no fixed order.
+// in no fixed order. Choices that were dropped have no row: those of a rank
+// with a capacity are zeros where no row is copied to.
 #include "echelon/parallel/expert/routing.h"
 
 #include <torch/autograd.h>
 #include <torch/types.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <numeric>
 #include <tuple>
 
 #include "echelon/error.h"
@@ -35,13 +38,31 @@ Tensor by_token(const Tensor& rows, int64_t per_token) {
   return rows.view({-1, per_token, rows.size(-1)});
 }
 
+// [rows, width] -> [choices, width], zeros for choices without a row. An empty
+// `inverse` says that there may be such.
+Tensor by_choice(
+    const Tensor& rows, const Tensor& order, const Tensor& inverse,
+    int64_t num_choices) {
+  if (inverse.size(0) == num_choices) return rows.index_select(0, inverse);
+  return torch::zeros({num_choices, rows.size(1)}, rows.options())
+      .index_copy_(0, order, rows);
+}
+
+// A function of autograd takes no undefined tensor.
+Tensor or_empty(const Tensor& inverse, const Tensor& order) {
+  return inverse.defined() ? inverse : order.narrow(0, 0, 0);
+}
+
 class SpreadRows : public torch::autograd::Function<SpreadRows> {
  public:
   static Tensor forward(
       AutogradContext* context, const Tensor& x, const Tensor& order,
       const Tensor& inverse, int64_t per_token) {
-    context->save_for_backward({inverse});
+    const int64_t num_choices = x.size(0) * per_token;
+    const bool whole = inverse.size(0) == num_choices;
+    context->save_for_backward({whole ? inverse : order, inverse});
     context->saved_data["k"] = per_token;
+    context->saved_data["choices"] = num_choices;
     return x.index_select(
         0, per_token == 1
                ? order
@@ -51,9 +72,11 @@ class SpreadRows : public torch::autograd::Function<SpreadRows> {
   static variable_list
   backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_derivative_of_rows();
-    const auto inverse = context->get_saved_variables()[0];
+    const auto saved = context->get_saved_variables();
     const int64_t per_token = context->saved_data["k"].toInt();
-    const auto rows = gradients[0].index_select(0, inverse);
+    const auto rows = by_choice(
+        gradients[0], saved[0], saved[1],
+        context->saved_data["choices"].toInt());
     return {
         per_token == 1 ? rows : by_token(rows, per_token).sum(1), Tensor(),
         Tensor(), Tensor()};
@@ -66,7 +89,8 @@ class CollectRows : public torch::autograd::Function<CollectRows> {
       AutogradContext* context, const Tensor& rows, const Tensor& weights,
       const Tensor& order, const Tensor& inverse) {
     context->save_for_backward({rows, weights, order, inverse});
-    const auto own = by_token(rows.index_select(0, inverse), weights.size(1));
+    const auto own = by_token(
+        by_choice(rows, order, inverse, weights.numel()), weights.size(1));
     return at::bmm(weights.unsqueeze(1), own).squeeze(1);
   }
 
@@ -84,7 +108,8 @@ class CollectRows : public torch::autograd::Function<CollectRows> {
                      .index_select(0, order);
     }
     if (context->needs_input_grad(1)) {
-      const auto own = by_token(rows.index_select(0, inverse), weights.size(1));
+      const auto own = by_token(
+          by_choice(rows, order, inverse, weights.numel()), weights.size(1));
       for_weights = at::bmm(own, gradient.unsqueeze(2)).squeeze(2);
     }
     return {for_rows, for_weights, Tensor(), Tensor()};
@@ -153,6 +178,27 @@ Tensor chosen_by(const Tensor& values, const RoutingOptions& options) {
       .contiguous();
 }
 
+// The expert of each choice in `flat` [choices]; num_experts for those beyond
+// the capacity.
+Tensor within_capacity(
+    const Tensor& flat, int64_t num_experts, const Capacity& capacity) {
+  // Sorted by sample and expert, and for each in the order of the tokens.
+  const auto numbers = torch::arange(flat.size(0), flat.options());
+  const int64_t length = std::max<int64_t>(
+      1, flat.size(0) / std::max<int64_t>(1, capacity.samples));
+  const auto keys =
+      at::div(numbers, length, /*rounding_mode=*/"floor") * num_experts + flat;
+  const auto [sorted, order] =
+      keys.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const auto counts = loads_of(keys, capacity.samples * num_experts);
+  const auto begins = counts.cumsum(0) - counts;
+  const auto places = numbers - begins.index_select(0, sorted);
+  const auto beyond =
+      torch::empty(flat.sizes(), flat.options().dtype(torch::kBool))
+          .scatter_(0, order, places.ge(capacity.tokens));
+  return flat.masked_fill(beyond, num_experts);
+}
+
 }  // namespace
 
 Routing route(
@@ -191,31 +237,56 @@ Tensor loads_of(const Tensor& experts, int64_t num_experts) {
       .scatter_add_(0, chosen, torch::ones_like(chosen));
 }
 
-Assignment::Assignment(const Tensor& experts, int64_t num_experts)
+int64_t
+capacity_tokens(double factor, int64_t tokens, const RoutingOptions& options) {
+  const double mean = static_cast<double>(tokens * options.per_token) /
+                      static_cast<double>(options.experts);
+  // 1.1 * 10 is a little above 11.
+  return static_cast<int64_t>(std::ceil(factor * mean * (1 - 1e-12)));
+}
+
+Assignment::Assignment(
+    const Tensor& experts, int64_t num_experts,
+    const std::optional<Capacity>& capacity)
     : per_token_(experts.size(1)) {
   const torch::NoGradGuard no_grad;
-  const auto flat = experts.reshape({-1});
+  auto flat = experts.reshape({-1});
+  loads_ = loads_of(flat, num_experts);
+  auto kept = loads_;
+  if (capacity) {
+    flat = within_capacity(flat, num_experts, *capacity);
+    kept = loads_of(flat, num_experts + 1).narrow(0, 0, num_experts);
+    dropped_ = loads_ - kept;
+  }
   order_ = std::get<1>(flat.sort(
       /*stable=*/true, /*dim=*/0, /*descending=*/false));
-  inverse_ = torch::empty_like(order_);
-  inverse_.scatter_(0, order_, torch::arange(flat.size(0), order_.options()));
   if (flat.is_meta()) {
     for (int64_t i = 0; i < num_experts; ++i) {
-      counts_.push_back(even_range(flat.size(0), i, num_experts).size());
+      const int64_t even = even_range(flat.size(0), i, num_experts).size();
+      counts_.push_back(
+          capacity ? std::min(even, capacity->samples * capacity->tokens)
+                   : even);
     }
+  } else {
+    const auto counts = kept.to(torch::kCPU);
+    const auto* numbers = counts.const_data_ptr<int64_t>();
+    counts_.assign(numbers, numbers + num_experts);
+  }
+  if (capacity) {
+    order_ = order_.narrow(
+        0, 0, std::accumulate(counts_.begin(), counts_.end(), int64_t{0}));
     return;
   }
-  const auto counts = loads_of(flat, num_experts).to(torch::kCPU);
-  const auto* numbers = counts.const_data_ptr<int64_t>();
-  counts_.assign(numbers, numbers + num_experts);
+  inverse_ = torch::empty_like(order_);
+  inverse_.scatter_(0, order_, torch::arange(order_.size(0), order_.options()));
 }
 
 Tensor Assignment::spread(const Tensor& x) const {
-  return SpreadRows::apply(x, order_, inverse_, per_token_);
+  return SpreadRows::apply(x, order_, or_empty(inverse_, order_), per_token_);
 }
 
 Tensor Assignment::collect(const Tensor& rows, const Tensor& weights) const {
-  return CollectRows::apply(rows, weights, order_, inverse_);
+  return CollectRows::apply(rows, weights, order_, or_empty(inverse_, order_));
 }
 
 Tensor

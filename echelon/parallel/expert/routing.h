@@ -8,7 +8,7 @@
 //   … each expert computes its rows …
 //   y = sorted.collect(rows, routing.weights);
 //
-// No token is dropped, however many choose one expert.
+// Without a capacity no token is dropped, however many choose one expert.
 //
 // Sources: Shazeer et al., 2017, arXiv:1701.06538; Jiang et al., "Mixtral of
 // Experts", 2024, arXiv:2401.04088. The balance loss of a sequence:
@@ -16,12 +16,14 @@
 // Zoph et al., "ST-MoE", 2022, arXiv:2202.08906. Sigmoids, groups and the bias
 // of the choice: DeepSeek-AI, "DeepSeek-V3", 2024, arXiv:2412.19437, section
 // 2.1.2; Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024,
-// arXiv:2408.15664.
+// arXiv:2408.15664. Capacities: Lepikhin et al., "GShard", 2020,
+// arXiv:2006.16668, section 2.2.
 #pragma once
 
 #include <torch/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace echelon {
@@ -80,27 +82,51 @@ Routing route(
 /// `experts`, which nothing waits for.
 torch::Tensor loads_of(const torch::Tensor& experts, int64_t num_experts);
 
+/// How many tokens of a sample an expert takes: the first of those that chose
+/// it. The other choices are dropped. A token is dropped or not whatever the
+/// other samples and the later tokens are, so no layout and no number of
+/// microbatches changes what is dropped; over the tokens of a rank, each would.
+/// A rank needs all tokens of its samples.
+struct Capacity {
+  int64_t samples = 1;  // as of route()
+  int64_t tokens = 0;   // of one sample
+};
+
+/// factor * tokens * k / experts, rounded up: `factor` times the mean load of
+/// a sample of `tokens`.
+int64_t
+capacity_tokens(double factor, int64_t tokens, const RoutingOptions& options);
+
 /// The choices of all tokens, sorted by expert; those of one expert are in the
 /// order of the tokens.
 class Assignment {
  public:
   /// `experts` int64 [tokens, k]. Reads the counts on the host. On the meta
   /// device, which has no values, the load of all experts is even.
-  Assignment(const torch::Tensor& experts, int64_t num_experts);
+  Assignment(
+      const torch::Tensor& experts, int64_t num_experts,
+      const std::optional<Capacity>& capacity = std::nullopt);
 
-  /// Rows of each expert. Their sum is tokens * k.
+  /// Rows of each expert. Their sum is tokens * k, less the dropped choices.
   const std::vector<int64_t>& counts() const { return counts_; }
+  /// Of each expert: how many chose it, and how many of these were dropped
+  /// (undefined without a capacity). int64 [num_experts] on the device.
+  const torch::Tensor& loads() const { return loads_; }
+  const torch::Tensor& dropped() const { return dropped_; }
 
-  /// x [tokens, width] -> [tokens * k, width], the rows of expert 0 first.
+  /// x [tokens, width] -> [sum of counts, width], the rows of expert 0 first.
   torch::Tensor spread(const torch::Tensor& x) const;
   /// Rows in the order of spread(), times the weights [tokens, k] of the
-  /// choices, summed for each token -> [tokens, width].
+  /// choices, summed for each token -> [tokens, width]. A dropped choice adds
+  /// nothing.
   torch::Tensor
   collect(const torch::Tensor& rows, const torch::Tensor& weights) const;
 
  private:
-  torch::Tensor order_;    // [tokens * k]: the choice of each row
-  torch::Tensor inverse_;  // [tokens * k]: the row of each choice
+  torch::Tensor order_;    // [sum of counts]: the choice of each row
+  torch::Tensor inverse_;  // [tokens * k]: the row of each choice; undefined:
+                           // there may be choices without a row
+  torch::Tensor loads_, dropped_;
   int64_t per_token_;
   std::vector<int64_t> counts_;
 };

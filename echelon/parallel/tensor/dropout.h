@@ -72,8 +72,9 @@ DropoutPlace place_of_scores(
 ///   returns  a new tensor; x itself where the probability is 0
 ///
 /// Differentiable any number of times. Stores a mask of one byte per element. A
-/// CPU core makes a million elements in about 2 ms; GPUs have a kernel. Throws ConfigError for a
-/// probability outside [0, 1), and for keys of another type or too few keys.
+/// CPU core makes a million elements in about 2 ms; GPUs have a kernel. Throws
+/// ConfigError for a probability outside [0, 1), and for keys of another type
+/// or too few keys.
 torch::Tensor dropout(
     const torch::Tensor& x, const torch::Tensor& keys,
     const DropoutSource& source, const DropoutPlace& place = {});

@@ -9,12 +9,15 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 #include <utility>
 
 #include "echelon/checkpoint/files/reader.h"
+#include "echelon/checkpoint/remote/object_checkpoints.h"
 #include "echelon/error.h"
+#include "echelon/storage/settings.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 #include "echelon/train/saving/saved_state.h"
@@ -53,6 +56,7 @@ std::string was_now(
 }
 
 constexpr const char* kContents = "contents of ";
+constexpr const char* kPosition = "position of the stream = ";
 
 // Lists the changed settings that decide which samples a step sees.
 std::vector<std::string> changes_of_samples(
@@ -157,6 +161,22 @@ std::string name_of(const CheckpointPlace& place, bool in_memory) {
                    : place.path.string();
 }
 
+// The run that checkpoint.resume names may have saved between the looks of two
+// ranks.
+void check_same_on_all(
+    World& world, const CheckpointManifest& manifest,
+    const std::string& named) {
+  const auto seen =
+      world.exchange(format("{} {}", manifest.step, manifest.content_hash));
+  const bool same = std::ranges::all_of(
+      seen, [&](const auto& one) { return one == seen.front(); });
+  if (same) return;
+  throw Error(format(
+      "resume = \"{}\": ranks have found different checkpoints there; name one "
+      "of them, or start again when that run saves no more",
+      named));
+}
+
 // Training will save the steps of these checkpoints again.
 void make_room(const std::vector<CheckpointPlace>& damaged) {
   for (const auto& place : damaged) {
@@ -231,7 +251,7 @@ Resume find_on_disk(
     resume.instead_of_others = names_others(from, folder, resume.candidates);
     return resume;
   }
-  resume.candidates = find_checkpoints(from);
+  resume.candidates = find_checkpoints(local_checkpoint(from));
   return resume;
 }
 
@@ -285,7 +305,10 @@ std::string describe_samples(const Job& job, const TrainingData& data) {
     if (key == "workers" || key == "prefetch") continue;
     text << line << "\n";
   }
-  text << "samples = " << data.train_samples.size()
+  text << "samples = "
+       << (data.train->is_stream()
+               ? data.train->size()
+               : static_cast<int64_t>(data.train_samples.size()))
        << "\nheld_out = " << data.holdout_samples.size() << "\n";
   const auto add_contents = [&](const Dataset& samples) {
     for (const auto& [name, sum] : samples.fingerprints()) {
@@ -295,6 +318,32 @@ std::string describe_samples(const Job& job, const TrainingData& data) {
   add_contents(*data.train);
   if (data.holdout != data.train) add_contents(*data.holdout);
   return text.str();
+}
+
+std::string
+with_position(const std::string& samples, const std::string& stream) {
+  if (stream.empty()) return samples;
+  try {
+    return samples + kPosition + nlohmann::json(stream).dump() + "\n";
+  } catch (const nlohmann::json::exception&) {
+    throw ConfigError(
+        "the position() of the data's stream is no text in UTF-8, which a "
+        "checkpoint stores");
+  }
+}
+
+std::string stream_position(const CheckpointManifest& manifest) {
+  const size_t found = manifest.data.rfind(kPosition);
+  if (found == std::string::npos) return {};
+  const size_t begin = found + std::string_view(kPosition).size();
+  const auto line =
+      manifest.data.substr(begin, manifest.data.find('\n', begin) - begin);
+  const auto json = nlohmann::json::parse(line, nullptr, false);
+  if (json.is_string()) return json.get<std::string>();
+  throw CheckpointError(format(
+      "the checkpoint of step {} has a damaged position of its data's stream: "
+      "{}",
+      manifest.step, line));
 }
 
 std::vector<std::string> differences(
@@ -354,6 +403,9 @@ Resumed resume(
     const auto seen = world.exchange(damage);
     if (damage.empty()) damage = detail::first_failure(seen);
     if (damage.empty()) {
+      if (!from.own && !in_memory) {
+        check_same_on_all(world, reader->manifest(), job.checkpoint.resume);
+      }
       check_same_samples(reader->manifest(), job, samples, name);
       check_same_model(
           reader->manifest(), job, source, state.optimizer(), name);
@@ -395,13 +447,24 @@ Resumed resume(
       from.candidates.size(), last));
 }
 
+namespace {
+
+// The address, not the path of its copy.
+std::string place_of(const Resumed& resumed, const Job& job) {
+  const std::string& named = job.checkpoint.resume;
+  return !resumed.own && storage::is_object_url(named) ? named
+                                                       : resumed.path.string();
+}
+
+}  // namespace
+
 std::string describe(
     const Resumed& resumed, const Resume& from, const Job& job,
     const std::string& samples, int64_t total_steps) {
   const CheckpointManifest& manifest = resumed.manifest;
   std::vector<std::string> lines = {format(
       "resumes from step {} {}, saved with {} on {}", manifest.step,
-      resumed.in_memory ? "in memory" : "of " + resumed.path.string(),
+      resumed.in_memory ? "in memory" : "of " + place_of(resumed, job),
       manifest.layout, counted(manifest.ranks, "rank"))};
   const auto add = [&](const std::string& line) {
     lines.push_back("  " + line);

@@ -46,6 +46,12 @@ Resume find_before(
 /// that decides which samples a step sees.
 std::string describe_samples(const Job& job, const TrainingData& data);
 
+/// `samples` with the position of a stream, for CheckpointManifest::data, and
+/// that position again; empty: none. Comparisons of samples leave it out.
+std::string
+with_position(const std::string& samples, const std::string& stream);
+std::string stream_position(const CheckpointManifest& manifest);
+
 /// The differences between a job and a checkpoint in layout, ranks and
 /// settings, a line each: "layout: was tp=2, now dp=2".
 std::vector<std::string> differences(

@@ -5,6 +5,7 @@
 #include "echelon/train/strategies/count_job.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <optional>
 #include <set>
@@ -15,6 +16,7 @@
 #include "echelon/comm/nccl/accelerator.h"
 #include "echelon/comm/trace/record.h"
 #include "echelon/counting/layer_cost.h"
+#include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/layers/ties.h"
 #include "echelon/memory/layer_memory.h"
@@ -39,20 +41,42 @@ int64_t largest_microbatch(const Job& job) {
 }
 
 // The list with the loss as its last layer. The targets are on the meta device,
-// so it can be counted, not run.
+// so it can be counted, not run. Where a program's loss has an operator without
+// a kernel for shapes alone, a sum of the outputs stands for it, and `missing`
+// says so.
 LayerList with_loss(
     LayerList layers, const ModelSource& source, const TensorParallel& parallel,
-    int64_t samples) {
-  const std::shared_ptr<TrainingObjective> objective =
-      objective_for(source.sample, source.classes, parallel);
-  const auto targets = torch::empty(
-      with_samples(
-          samples, is_text(source.sample)
-                       ? tokens_here(source.sample, parallel.context)
-                       : source.sample.target_shape),
-      torch::dtype(source.sample.target_dtype).device(torch::kMeta));
-  const auto forward = [objective, targets](const Tensors& outputs) {
-    return Tensors{objective->loss_sum(outputs, targets)};
+    int64_t samples, std::string& missing) {
+  const auto objective = std::make_shared<TrainingObjective>(
+      source.objective(parallel), is_text(source.sample), parallel,
+      Group::alone("data"));
+  const auto on_meta = [&](const std::vector<int64_t>& shape,
+                           torch::Dtype dtype) {
+    return torch::empty(
+        with_samples(samples, shape), torch::dtype(dtype).device(torch::kMeta));
+  };
+  Tensors targets = {on_meta(
+      is_text(source.sample) ? tokens_here(source.sample, parallel.context)
+                             : source.sample.target_shape,
+      source.sample.target_dtype)};
+  const bool text = is_text(source.sample);
+  for (const auto& more : source.sample.more_targets) {
+    const bool of_tokens = text && !more.shape.empty() &&
+                           more.shape[0] == source.sample.input_shape[0];
+    auto shape = more.shape;
+    if (of_tokens && parallel.context.is_used()) {
+      shape[0] = parallel.context.length_of(shape[0]);
+    }
+    targets.push_back(on_meta(shape, more.dtype));
+  }
+  const auto forward = [objective, targets, &missing](const Tensors& outputs) {
+    try {
+      return Tensors{objective->loss_sum(outputs, targets)};
+    } catch (const c10::NotImplementedError& error) {
+      missing = "the loss is not counted, but for its inputs: " +
+                detail::first_line(error);
+      return Tensors{outputs[0].sum()};
+    }
   };
   layers.add_definition({"loss", [forward] {
                            return BuiltLayer{nullptr, forward};
@@ -211,6 +235,10 @@ int64_t batch_bytes(const Job& job, const ModelSource& source) {
           with_samples(samples, source.sample.target_shape),
           source.sample.target_dtype}
           .bytes();
+  for (const auto& more : source.sample.more_targets) {
+    bytes += counting::TensorSpec{with_samples(samples, more.shape), more.dtype}
+                 .bytes();
+  }
   for (const auto& spec : input_specs(job, source, samples)) {
     bytes += spec.bytes();
   }
@@ -387,7 +415,8 @@ count_memory(const Job& job, const ModelSource& source) {
   const int64_t samples = largest_microbatch(job);
   const TensorParallel parallel = silent_tensor_parallel(job);
   const LayerList list = source.sharded(parallel);
-  const LayerList layers = with_loss(list, source, parallel, samples);
+  std::string missing;
+  const LayerList layers = with_loss(list, source, parallel, samples, missing);
   const auto inputs = input_specs(job, source, samples);
   const auto compute = compute_dtype(job);
 
@@ -429,12 +458,13 @@ count_memory(const Job& job, const ModelSource& source) {
   fill(1, again(cost::Recompute::selective));
   fill(2, again(cost::Recompute::all));
   join_ties(model, list, plain.costs);
+  if (!missing.empty()) model.notes.push_back(missing);
   return model;
 }
 
-memory_plan::MemoryModel count_memory(const Job& job) {
-  const TrainingData data = open_data(job.data, job.train.seed);
-  return count_memory(job, model_source(job, data.train->spec()));
+memory_plan::MemoryModel count_memory(const Job& job, const OwnParts& own) {
+  const TrainingData data = data_of(job, own);
+  return count_memory(job, model_source(job, own, data.train->spec()));
 }
 
 bool unshards_once(const Job& job, const ModelSource& source) {
@@ -447,8 +477,9 @@ bool unshards_once(const Job& job, const ModelSource& source) {
 cost::ModelShape counted_shape(const Job& job, const ModelSource& source) {
   const TensorParallel parallel = silent_tensor_parallel(job);
   const int64_t samples = largest_microbatch(job);
+  std::string missing;
   const auto layers =
-      with_loss(source.sharded(parallel), source, parallel, samples);
+      with_loss(source.sharded(parallel), source, parallel, samples, missing);
   const auto dtype = compute_dtype(job);
   const auto device = device_of(job);
   CollectiveTrace trace;
@@ -471,17 +502,18 @@ cost::ModelShape counted_shape(const Job& job, const ModelSource& source) {
       layer.backward.push_back(operator_of(call, job.layout));
     }
   }
-  if (!source.sample.target_shape.empty()) {
-    model.seq_len = source.sample.target_shape.front();
+  if (!missing.empty()) {
+    std::fprintf(stderr, "warning: %s\n", missing.c_str());
   }
+  if (is_text(source.sample)) model.seq_len = source.sample.input_shape[0];
   if (job.layout.pp > 1) set_stages(model, job, counted.costs);
   join_shape_ties(model, layers, counted.costs);
   return model;
 }
 
-cost::ModelShape counted_shape(const Job& job) {
-  const TrainingData data = open_data(job.data, job.train.seed);
-  return counted_shape(job, model_source(job, data.train->spec()));
+cost::ModelShape counted_shape(const Job& job, const OwnParts& own) {
+  const TrainingData data = data_of(job, own);
+  return counted_shape(job, model_source(job, own, data.train->spec()));
 }
 
 cost::ModelShape counted_shape(

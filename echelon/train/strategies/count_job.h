@@ -20,8 +20,9 @@ namespace echelon {
 memory_plan::MemoryModel
 count_memory(const Job& job, const ModelSource& source);
 
-/// The same for the job's model and data, which are opened, not read.
-memory_plan::MemoryModel count_memory(const Job& job);
+/// The same for the job's model and data, or the program's own; data is opened,
+/// not read.
+memory_plan::MemoryModel count_memory(const Job& job, const OwnParts& own = {});
 
 /// unshards_once() of the job (memory_plan.h), counting memory where it
 /// matters.
@@ -35,7 +36,7 @@ bool unshards_once(const Job& job, const ModelSource& source);
 /// count` prints it and `echelon simulate
 /// --layers` reads it.
 cost::ModelShape counted_shape(const Job& job, const ModelSource& source);
-cost::ModelShape counted_shape(const Job& job);
+cost::ModelShape counted_shape(const Job& job, const OwnParts& own = {});
 
 /// Any list of layers, for inputs of `samples` samples.
 cost::ModelShape counted_shape(

@@ -43,8 +43,7 @@ class InProcessModel : public ParallelModel {
         layers_(place.source.layers.names()),
         lines_(std::move(lines)),
         tensor_(tensor_parallel(job, place.groups)),
-        objective_(
-            objective_for(place.source.sample, place.source.classes, tensor_)),
+        objective_(objective_on(job, place, tensor_)),
         network_(std::move(network)),
         counted_(
             local_parameters(*network_), tensor_.rank(),
@@ -58,15 +57,17 @@ class InProcessModel : public ParallelModel {
         experts_(
             *network_, place.groups,
             data_parallel_options(job.train, job.model.sync_batch_norm)),
-        balance_({network_}, place.groups.data()) {}
+        routers_(
+            {network_}, language_shape(job, place.source), place.groups.data(),
+            first_) {}
 
   Score forward_backward(const Batch& raw, bool count_units) override {
     const Batch batch = placed(raw);
     const auto scale =
-        loss_scale(*objective_, batch, parallel_.group(), count_units)
+        loss_scale(objective_, batch, parallel_.group(), count_units)
             .times(gradient_scale_);
     const MicrobatchLoop loop{
-        .objective = *objective_,
+        .objective = objective_,
         .num_microbatches = accumulate_,
         .recorder = recorder_,
         .around = [&](bool last) -> std::shared_ptr<void> {
@@ -82,7 +83,7 @@ class InProcessModel : public ParallelModel {
     const Score score = loop.run(batch, scale);
     experts_.finish_reduction();
     shared_.finish();
-    balance_.step();
+    routers_.finish();
     return counted_here() ? score : Score{};
   }
 
@@ -91,13 +92,16 @@ class InProcessModel : public ParallelModel {
     const Batch batch = placed(raw);
     Score score;
     const bool empty = batch.inputs.size(0) == 0;
-    // Other ranks send tokens to this one's experts.
-    if (empty && tensor_.experts.size() == 1) return score;
+    // Other ranks send tokens to this one's experts, or compare samples.
+    if (empty && tensor_.experts.size() == 1 &&
+        !objective_.needs_whole_batch()) {
+      return score;
+    }
     const Tensors inputs = inputs_of(batch);
     network_->eval();
     const auto outputs = network_->forward(empty ? stand_in(inputs) : inputs);
     network_->train();
-    if (!empty) objective_->evaluate(score, outputs, batch.targets);
+    score_batch(objective_, score, outputs, batch, empty);
     return counted_here() ? score : Score{};
   }
 
@@ -123,6 +127,9 @@ class InProcessModel : public ParallelModel {
     return counted_.partition(
         parameters(), sum_over({tensor_.group, tensor_.experts}, last_));
   }
+  torch::Tensor expert_counts() const override {
+    return counted_once(routers_, counted_here());
+  }
   std::vector<std::string> describe() const override { return lines_; }
 
  private:
@@ -130,8 +137,11 @@ class InProcessModel : public ParallelModel {
   bool counted_here() const { return tensor_.rank() == 0; }
 
   Batch placed(const Batch& raw) const {
-    Batch batch = objective_->prepared(raw, first_, dtype_);
+    Batch batch = objective_.prepared(raw, first_, dtype_);
     batch.targets = batch.targets.to(last_, /*non_blocking=*/true);
+    for (auto& tensor : batch.more_targets) {
+      tensor = tensor.to(last_, /*non_blocking=*/true);
+    }
     return batch;
   }
 
@@ -143,13 +153,13 @@ class InProcessModel : public ParallelModel {
   std::vector<std::string> layers_;  // names
   std::vector<std::string> lines_;   // describe()
   TensorParallel tensor_;
-  std::unique_ptr<TrainingObjective> objective_;
+  TrainingObjective objective_;
   std::shared_ptr<Net> network_;
   CountedElements counted_;
   SharedGradients shared_;
   DistributedDataParallel<std::shared_ptr<Net>> parallel_;
   ExpertParallel experts_;
-  models::BiasBalance balance_;
+  models::RouterSteps routers_;
 };
 
 PlacementOptions placement_options(const Job& job, const ModelPlace& place) {

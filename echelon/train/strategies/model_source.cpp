@@ -44,6 +44,18 @@ int64_t classes_of(const Job& job, const SampleSpec& sample) {
   return job.model.classes > 0 ? job.model.classes : sample.classes;
 }
 
+// What every source has of its data, with the objective that comes with it.
+ModelSource source_for(const Job& job, const SampleSpec& sample) {
+  ModelSource source;
+  source.sample = sample;
+  source.classes = classes_of(job, sample);
+  source.objective =
+      [sample, classes = source.classes](const TensorParallel& parallel) {
+        return objective_for(sample, classes, parallel);
+      };
+  return source;
+}
+
 // Lists parameters and buffers, tied ones by their first name only.
 void list_tensors(ModelSource& source, ModelDtype dtype) {
   for (const auto& definition : source.layers.layers()) {
@@ -169,10 +181,8 @@ ModelSource model_source(const Job& job, const SampleSpec& sample) {
              : "predicts the next token, but the samples are no texts: whole "
                "numbers, in one dimension, with as many targets")));
   }
-  ModelSource source;
+  ModelSource source = source_for(job, sample);
   source.name = job.model.name;
-  source.sample = sample;
-  source.classes = classes_of(job, sample);
   source.sharded = [model = job.model, shape = sample.input_shape,
                     classes = source.classes](const TensorParallel& parallel) {
     return model_layers(model, shape, classes, parallel);
@@ -191,6 +201,12 @@ ModelSource model_source(const Job& job, const SampleSpec& sample) {
   return source;
 }
 
+std::optional<LanguageModelShape>
+language_shape(const Job& job, const ModelSource& source) {
+  if (!is_language_model(job.model)) return std::nullopt;
+  return language_model_shape(job.model, source.classes);
+}
+
 ModelSource model_source(
     const Job& job, const LayerFactory& given, const SampleSpec& sample) {
   if (!given) return model_source(job, sample);
@@ -201,9 +217,7 @@ ModelSource model_source(
         job.model.lora.rank));
   }
   const torch::Dtype dtype = dtype_of(job.model.dtype);
-  ModelSource source;
-  source.sample = sample;
-  source.classes = classes_of(job, sample);
+  ModelSource source = source_for(job, sample);
   const LayerList own = given({});
   source.name = own.name().empty() ? "own model" : own.name();
   source.layers = in_dtype(own, dtype);
@@ -248,9 +262,53 @@ LayerFactory whole_layers(const LayerList& layers) {
   };
 }
 
-bool counts_units(const Dataset& dataset) {
-  const SampleSpec spec = dataset.spec();
-  return dataset.may_skip() || (is_text(spec) && !spec.every_target_counts);
+ModelSource
+model_source(const Job& job, const OwnParts& own, const SampleSpec& sample) {
+  ModelSource source = model_source(job, own.layers.factory(), sample);
+  if (!own.layers.factory() && is_language_model(job.model)) {
+    source.sharded_scores = source.classes;
+  }
+  if (own.objective) {
+    source.objective =
+        [objective = own.objective,
+         scores = source.sharded_scores](const TensorParallel& parallel) {
+          return with_whole_scores(objective, scores, parallel);
+        };
+  }
+  for (const auto& metric : own.metrics) {
+    if (metric.name.empty() || !metric.sums || metric.numbers < 1) {
+      throw ConfigError(format(
+          "metric \"{}\": it needs a name, a function `sums` and one number or "
+          "more",
+          metric.name));
+    }
+  }
+  source.metrics = own.metrics;
+  return source;
+}
+
+OwnLayers::OwnLayers(const LayerList& layers) : layers_(whole_layers(layers)) {}
+
+Job with_own_names(Job job, const OwnParts& own) {
+  if (own.layers.factory()) job.model.name = kOwnModel;
+  if (own.dataset) job.data.name = DataKind::own;
+  return job;
+}
+
+TrainingData data_of(const Job& job, const OwnParts& own) {
+  if (own.dataset) {
+    return split_own(own.dataset, own.holdout, job.data, job.train.seed);
+  }
+  if (own.holdout) {
+    throw ConfigError(
+        "a program's held-out data set needs a data set of its own too; set "
+        "OwnParts::dataset");
+  }
+  return open_data(job.data, job.train.seed);
+}
+
+bool counts_units(const Dataset& dataset, const ModelSource& source) {
+  return dataset.may_skip() || source.objective({})->counts_units();
 }
 
 bool draws_masks(const ModelOptions& model, const SampleSpec& sample) {
@@ -264,9 +322,14 @@ input_specs(const Job& job, const ModelSource& source, int64_t samples) {
   const auto parallel = silent_tensor_parallel(job);
   std::vector<counting::TensorSpec> specs = {
       {with_samples(samples, tokens_here(sample, parallel.context)),
-       is_text(sample) ? torch::kInt64 : dtype_of(job.model.dtype)}};
+       is_text(sample)
+           ? torch::kInt64
+           : (sample.ids ? sample.input_dtype : dtype_of(job.model.dtype))}};
   for (const auto& more : sample.more) {
-    specs.push_back({with_samples(samples, more.shape), more.dtype});
+    specs.push_back(
+        {with_samples(samples, more.shape), c10::isFloatingType(more.dtype)
+                                                ? dtype_of(job.model.dtype)
+                                                : more.dtype});
   }
   const bool shards_tokens =
       parallel.splits_tokens() || parallel.context.is_used();

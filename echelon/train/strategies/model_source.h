@@ -8,10 +8,15 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "echelon/architecture/language_model.h"
 #include "echelon/architecture/parameter_list.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/counting/layer_cost.h"
@@ -19,12 +24,50 @@
 #include "echelon/job/job.h"
 #include "echelon/layers/layer_list.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
+#include "echelon/timeline/metrics.h"
+#include "echelon/train/strategies/objective.h"
 
 namespace echelon {
 
 /// Returns a list of layers for a rank of a tensor-parallel group; for a group
 /// of one rank, the default, the complete layers.
 using LayerFactory = std::function<LayerList(const TensorParallel&)>;
+
+/// The layers of OwnParts: a list, or a function that shards it.
+class OwnLayers {
+ public:
+  OwnLayers() = default;
+  OwnLayers(const LayerList& layers);
+  OwnLayers(LayerFactory layers) : layers_(std::move(layers)) {}
+  template <class F>
+  requires std::is_invocable_r_v<LayerList, F, const TensorParallel&>
+  OwnLayers(F layers) : layers_(std::move(layers)) {}
+
+  const LayerFactory& factory() const { return layers_; }
+
+ private:
+  LayerFactory layers_;  // empty: the job's model
+};
+
+/// What a program, or a library, brings in place of what the job names. All of
+/// it is optional; every rank brings the same.
+struct OwnParts {
+  /// In place of [model]: the first layer takes the data's samples. Without
+  /// `objective`, the last one returns a score for each class (of a text: for
+  /// each token of the vocabulary, at each position).
+  OwnLayers layers;
+  /// In place of [data]; its shuffle, holdout, workers … still count.
+  std::shared_ptr<const Dataset> dataset;
+  /// Samples for evaluation alone; null: [data] holdout says how many of
+  /// `dataset` are held out.
+  std::shared_ptr<const Dataset> holdout;
+  /// Null: next token for texts, classification otherwise.
+  std::shared_ptr<const Objective> objective;
+  /// Measured in each evaluation, beside the loss.
+  std::vector<Metric> metrics;
+  /// Called on rank 0 after each step, with what metrics.jsonl gets.
+  std::function<void(const timeline::StepMetrics&)> on_step;
+};
 
 /// A model to train: its layers, and every parameter and buffer by name, in the
 /// order of a state dict. A tied parameter is listed once, by its first name.
@@ -35,6 +78,13 @@ struct ModelSource {
   std::vector<ParameterInfo> parameters;
   SampleSpec sample;    // of the data it is trained on
   int64_t classes = 0;  // or the vocabulary size of a language model
+  /// What it is trained for, on a tensor-parallel rank.
+  std::function<std::shared_ptr<const Objective>(const TensorParallel&)>
+      objective;
+  std::vector<Metric> metrics;  // the program's
+  /// The vocabulary of which tensor-parallel ranks have shards of the scores,
+  /// where the program brings what is given whole ones; 0: no such.
+  int64_t sharded_scores = 0;
   /// The other names of tied parameters, and the first one of each.
   std::map<std::string, std::string> first_names;
   /// Parameters without requires_grad: optimizers keep no state of them.
@@ -52,6 +102,9 @@ struct ModelSource {
 
 /// The model that job.model names.
 ModelSource model_source(const Job& job, const SampleSpec& sample);
+/// The shape of the language model that job.model names; none: it names none.
+std::optional<LanguageModelShape>
+language_shape(const Job& job, const ModelSource& source);
 /// A user's own list (null: the same as above), whose first layer takes [batch,
 /// *sample.input_shape] (and then Batch::more) and whose last returns the
 /// scores. It is called by the list's name, "own model" without one. Ties that
@@ -62,11 +115,21 @@ ModelSource model_source(const Job& job, const SampleSpec& sample);
 /// how they are initialised (sharded_module.h), in any number of shards.
 ModelSource model_source(
     const Job& job, const LayerFactory& layers, const SampleSpec& sample);
+/// The same with the objective and metrics of `own` too.
+ModelSource
+model_source(const Job& job, const OwnParts& own, const SampleSpec& sample);
 /// A list that cannot be sharded: throws ConfigError for more than one rank.
 LayerFactory whole_layers(const LayerList& layers);
 
+/// The job as a checkpoint and config.toml have it: what is a program's own is
+/// no model and no data set that a configuration can name.
+Job with_own_names(Job job, const OwnParts& own);
+
+/// The data of `own`, or the job's.
+TrainingData data_of(const Job& job, const OwnParts& own);
+
 /// Whether ranks must ask each other how many units a batch of this data has.
-bool counts_units(const Dataset& dataset);
+bool counts_units(const Dataset& dataset, const ModelSource& source);
 
 /// Whether the model's layers draw random masks ([model] dropout above 0, and
 /// the data is text): then batches have keys.

@@ -10,13 +10,18 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <cstdio>
+#include <numeric>
 #include <string>
 #include <utility>
 
+#include "echelon/comm/differentiable.h"
 #include "echelon/error.h"
 #include "echelon/layers/low_precision.h"
+#include "echelon/layout/shard.h"
 #include "echelon/parallel/tensor/vocab.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -48,42 +53,37 @@ Batch on_device(const Batch& batch, torch::Device device, torch::Dtype dtype) {
   Batch ready = batch;
   ready.inputs = batch.inputs.to(device, dtype, kNonBlocking);
   ready.targets = batch.targets.to(device, kNonBlocking);
-  for (auto& tensor : ready.more) tensor = tensor.to(device, kNonBlocking);
+  for (auto& tensor : ready.more) {
+    tensor = tensor.is_floating_point() ? tensor.to(device, dtype, kNonBlocking)
+                                        : tensor.to(device, kNonBlocking);
+  }
+  for (auto& tensor : ready.more_targets) {
+    tensor = tensor.to(device, kNonBlocking);
+  }
   return ready;
 }
 
-class Classification : public TrainingObjective {
+class Classification : public Objective {
  public:
   explicit Classification(int64_t classes) : classes_(classes) {}
 
-  bool counts_tokens() const override { return false; }
-  Batch prepared(const Batch& batch, torch::Device device, torch::Dtype dtype)
-      const override {
-    return on_device(batch, device, dtype);
-  }
-  std::variant<int64_t, torch::Tensor>
-  count(const torch::Tensor& targets) const override {
-    return targets.size(0);
-  }
-  int64_t count_whole(const Batch& batch) const override {
-    return batch.global_count;
-  }
   torch::Tensor loss_sum(
-      const Tensors& outputs, const torch::Tensor& targets) const override {
+      const Tensors& outputs, const Tensors& targets,
+      const BatchRanks&) const override {
     return F::cross_entropy(
-        for_sums(scores_of(outputs, 1, classes_)), targets,
+        for_sums(scores_of(outputs, 1, classes_)), targets[0],
         F::CrossEntropyFuncOptions().reduction(torch::kSum));
   }
-  torch::Tensor count_correct(
-      const Tensors& outputs, const torch::Tensor& targets) const override {
-    return only_one(outputs).argmax(1).eq(targets).sum();
+  torch::Tensor
+  count_correct(const Tensors& outputs, const Tensors& targets) const override {
+    return only_one(outputs).argmax(1).eq(targets[0]).sum();
   }
 
  private:
   int64_t classes_;
 };
 
-class NextToken : public TrainingObjective {
+class NextToken : public Objective {
  public:
   NextToken(
       int64_t vocabulary, TensorParallel parallel, bool every_target_counts)
@@ -92,33 +92,16 @@ class NextToken : public TrainingObjective {
         every_target_counts_(every_target_counts) {}
 
   bool counts_tokens() const override { return true; }
-  Batch prepared(
-      const Batch& batch, torch::Device device, torch::Dtype) const override {
-    Batch ready = on_device(batch, device, torch::kInt64);
-    const auto& context = parallel_.context;
-    const bool documents = !ready.more.empty() && ready.more[0].dim() > 1;
-    if ((parallel_.splits_tokens() || context.is_used()) && !documents) {
-      ready.more.insert(ready.more.begin(), torch::zeros_like(ready.inputs));
-    }
-    ready.inputs = context.cut(ready.inputs, 1);
-    ready.targets = context.cut(ready.targets, 1);
-    return ready;
-  }
+  bool counts_units() const override { return !every_target_counts_; }
   std::variant<int64_t, torch::Tensor>
-  count(const torch::Tensor& targets) const override {
-    if (every_target_counts_) return targets.numel();
-    return targets.ge(0).sum();
-  }
-  int64_t count_whole(const Batch& batch) const override {
-    const auto& whole =
-        parallel_.context.is_used() ? batch.more.at(0) : batch.targets;
-    return batch.global_count * c10::multiply_integers(whole.sizes().slice(1));
-  }
-  int64_t count_samples(const torch::Tensor& targets) const override {
-    return parallel_.context.rank() == 0 ? targets.size(0) : 0;
+  count(const Tensors& targets) const override {
+    if (every_target_counts_) return targets[0].numel();
+    return targets[0].ge(0).sum();
   }
   torch::Tensor loss_sum(
-      const Tensors& outputs, const torch::Tensor& targets) const override {
+      const Tensors& outputs, const Tensors& all_targets,
+      const BatchRanks&) const override {
+    const torch::Tensor& targets = all_targets[0];
     const bool with_losses = has_losses(outputs, targets);
     const Tensors first = {outputs[0]};
     const auto& all = with_losses ? first : outputs;
@@ -135,11 +118,11 @@ class NextToken : public TrainingObjective {
     const auto units = targets.ge(0).sum(1).to(outputs[1].scalar_type());
     return sum + (outputs[1] * units).sum();
   }
-  torch::Tensor count_correct(
-      const Tensors& outputs, const torch::Tensor& targets) const override {
+  torch::Tensor
+  count_correct(const Tensors& outputs, const Tensors& targets) const override {
     const auto& scores = only_one(outputs);
     return vocab_argmax(scores, vocabulary_, holder_of(scores))
-        .eq(targets)
+        .eq(targets[0])
         .sum();
   }
 
@@ -162,6 +145,55 @@ class NextToken : public TrainingObjective {
   bool every_target_counts_;
 };
 
+class WithWholeScores : public Objective {
+ public:
+  WithWholeScores(
+      std::shared_ptr<const Objective> objective, int64_t vocabulary,
+      TensorParallel parallel)
+      : objective_(std::move(objective)),
+        vocabulary_(vocabulary),
+        parallel_(std::move(parallel)) {}
+
+  torch::Tensor loss_sum(
+      const Tensors& outputs, const Tensors& targets,
+      const BatchRanks& ranks) const override {
+    return objective_->loss_sum(whole(outputs), targets, ranks);
+  }
+  std::variant<int64_t, torch::Tensor>
+  count(const Tensors& targets) const override {
+    return objective_->count(targets);
+  }
+  bool counts_units() const override { return objective_->counts_units(); }
+  bool counts_tokens() const override { return objective_->counts_tokens(); }
+  bool needs_whole_batch() const override {
+    return objective_->needs_whole_batch();
+  }
+  torch::Tensor
+  count_correct(const Tensors& outputs, const Tensors& targets) const override {
+    return objective_->count_correct(whole(outputs), targets);
+  }
+
+ private:
+  Tensors whole(const Tensors& outputs) const {
+    return whole_scores(outputs, vocabulary_, parallel_);
+  }
+
+  std::shared_ptr<const Objective> objective_;
+  int64_t vocabulary_;
+  TensorParallel parallel_;
+};
+
+// The loss of a program's own objective.
+torch::Tensor checked_loss(const torch::Tensor& loss) {
+  if (loss.defined() && loss.dim() == 0 && loss.is_floating_point()) {
+    return for_sums(loss);
+  }
+  throw ConfigError(format(
+      "the objective's loss_sum() returns {}; let it return a floating-point "
+      "scalar, the sum over the samples that it was given",
+      loss.defined() ? describe({loss}) : "an undefined tensor"));
+}
+
 void append(
     std::vector<torch::Tensor>& to, const std::vector<torch::Tensor>& from) {
   to.insert(to.end(), from.begin(), from.end());
@@ -180,13 +212,18 @@ Score& Score::operator+=(const Score& other) {
   append(corrects, other.corrects);
   count += other.count;
   samples += other.samples;
+  if (other.metrics.defined()) {
+    metrics = metrics.defined() ? metrics + other.metrics : other.metrics;
+  }
   return *this;
 }
 
-torch::Tensor Score::sums(torch::Device device) const {
+torch::Tensor Score::sums(torch::Device device, int64_t metric_numbers) const {
   const torch::NoGradGuard no_grad;
   // A kernel's argument fills a tensor without a copy from the host.
-  auto sums = torch::zeros({4}, torch::dtype(torch::kFloat64).device(device));
+  auto sums = torch::zeros(
+      {kNumbers + metric_numbers},
+      torch::dtype(torch::kFloat64).device(device));
   if (!losses.empty()) sums[0].copy_(sum_of(losses), /*non_blocking=*/true);
   if (!counts.empty()) sums[1].copy_(sum_of(counts), /*non_blocking=*/true);
   if (!corrects.empty()) {
@@ -194,6 +231,10 @@ torch::Tensor Score::sums(torch::Device device) const {
   }
   sums[1].add_(count);
   sums[3].fill_(samples);
+  sums[4].fill_(corrects.empty() ? 0 : 1);
+  if (metrics.defined()) {
+    sums.narrow(0, kNumbers, metric_numbers).copy_(metrics);
+  }
   return sums;
 }
 
@@ -203,7 +244,7 @@ Score::Totals Score::totals() const {
   };
   return {
       .loss_sum = sum(losses),
-      .count = count + static_cast<int64_t>(sum(counts)),
+      .count = static_cast<double>(count) + sum(counts),
       .correct = static_cast<int64_t>(sum(corrects)),
       .samples = samples};
 }
@@ -220,34 +261,203 @@ torch::Tensor LossFactor::operator*(const torch::Tensor& loss) const {
          on_device.to(loss.device(), loss.scalar_type(), /*non_blocking=*/true);
 }
 
+BatchRanks::Gathered BatchRanks::gather(const torch::Tensor& rows) const {
+  if (data_.size() == 1) return {rows, 0};
+  const auto own = torch::full(
+      {1}, rows.size(0), torch::dtype(torch::kInt64).device(rows.device()));
+  auto all = torch::empty({data_.size()}, own.options());
+  data_.all_gather(all, own, {.label = "rows of the batch"}).wait();
+  const auto counts = all.cpu();
+  const auto* count = counts.const_data_ptr<int64_t>();
+  const std::vector<int64_t> sizes(count, count + data_.size());
+  const auto before =
+      std::accumulate(sizes.begin(), sizes.begin() + data_.rank(), int64_t{0});
+  return {all_gather(rows, data_, 0, sizes, "rows of the batch"), before};
+}
+
+TrainingObjective::TrainingObjective(
+    std::shared_ptr<const Objective> objective, bool text,
+    TensorParallel parallel, const Group& data, std::vector<Metric> metrics,
+    int64_t vocabulary)
+    : objective_(std::move(objective)),
+      text_(text),
+      parallel_(std::move(parallel)),
+      ranks_(data),
+      metrics_(std::move(metrics)),
+      vocabulary_(vocabulary) {}
+
+Batch TrainingObjective::prepared(
+    const Batch& batch, torch::Device device, torch::Dtype dtype) const {
+  if (!text_) {
+    return on_device(
+        batch, device, batch.ids ? batch.inputs.scalar_type() : dtype);
+  }
+  Batch ready = on_device(batch, device, torch::kInt64);
+  const auto& context = parallel_.context;
+  const bool documents = !ready.more.empty() && ready.more[0].dim() > 1;
+  if ((parallel_.splits_tokens() || context.is_used()) && !documents) {
+    ready.more.insert(ready.more.begin(), torch::zeros_like(ready.inputs));
+  }
+  const int64_t sequence = ready.inputs.size(1);
+  ready.inputs = context.cut(ready.inputs, 1);
+  ready.targets = context.cut(ready.targets, 1);
+  for (auto& tensor : ready.more_targets) {
+    if (tensor.dim() > 1 && tensor.size(1) == sequence) {
+      tensor = context.cut(tensor, 1);
+    }
+  }
+  return ready;
+}
+
+std::variant<int64_t, torch::Tensor>
+TrainingObjective::count(const Tensors& targets) const {
+  if (only_has_tokens() && !counts_tokens()) return int64_t{0};
+  return objective_->count(targets);
+}
+
+int64_t TrainingObjective::count_whole(const Batch& batch) const {
+  if (!counts_tokens()) return batch.global_count;
+  const auto& whole =
+      parallel_.context.is_used() ? batch.more.at(0) : batch.targets;
+  return batch.global_count * c10::multiply_integers(whole.sizes().slice(1));
+}
+
+torch::Tensor TrainingObjective::loss_sum(
+    const Tensors& outputs, const Tensors& targets) const {
+  return checked_loss(objective_->loss_sum(outputs, targets, ranks_));
+}
+
 void TrainingObjective::add_loss(
-    Score& score, const torch::Tensor& loss_sum,
-    const torch::Tensor& targets) const {
+    Score& score, const torch::Tensor& loss_sum, const Tensors& targets) const {
   const auto units = count(targets);
   score.losses.push_back(loss_sum.detach());
-  score.samples += count_samples(targets);
+  score.samples += only_has_tokens() ? 0 : targets.at(0).size(0);
   if (const auto* known = std::get_if<int64_t>(&units)) {
     score.count += *known;
   } else {
-    score.counts.push_back(std::get<torch::Tensor>(units));
+    score.counts.push_back(std::get<torch::Tensor>(units).detach());
   }
 }
 
 void TrainingObjective::evaluate(
-    Score& score, const Tensors& outputs, const torch::Tensor& targets) const {
+    Score& score, const Tensors& outputs, const Tensors& targets) const {
   const torch::NoGradGuard no_grad;
   add_loss(score, loss_sum(outputs, targets), targets);
-  score.corrects.push_back(count_correct(outputs, targets));
+  if (const auto right = objective_->count_correct(outputs, targets);
+      right.defined()) {
+    score.corrects.push_back(right);
+  }
+  if (!metrics_.empty()) {
+    score += Score{.metrics = measure(outputs, targets)};
+  }
 }
 
-std::unique_ptr<TrainingObjective> classification(int64_t classes) {
-  return std::make_unique<Classification>(classes);
+void TrainingObjective::evaluate_none(
+    Score& score, const Tensors& outputs, const Tensors& targets) const {
+  const torch::NoGradGuard no_grad;
+  const auto none = [](const Tensors& some) {
+    Tensors empty;
+    for (const auto& one : some) empty.push_back(one.narrow(0, 0, 0));
+    return empty;
+  };
+  add_loss(score, loss_sum(none(outputs), none(targets)), none(targets));
 }
 
-std::unique_ptr<TrainingObjective> next_token(
+torch::Tensor TrainingObjective::measure(
+    const Tensors& shards, const Tensors& targets) const {
+  const Tensors outputs = whole_scores(shards, vocabulary_, parallel_);
+  std::vector<torch::Tensor> parts;
+  const auto numbers = torch::dtype(torch::kFloat64).device(torch::kCPU);
+  for (const auto& metric : metrics_) {
+    std::string failure;
+    torch::Tensor sums;
+    try {
+      sums = metric.sums(outputs, targets)
+                 .detach()
+                 .to(torch::kCPU, torch::kFloat64)
+                 .flatten();
+      if (sums.numel() != metric.numbers) {
+        failure = format(
+            "its sums are {}, and it says numbers = {}",
+            counted(sums.numel(), "number"), metric.numbers);
+      }
+    } catch (const std::exception& error) {
+      failure = detail::first_line(error);
+    }
+    if (!failure.empty()) {
+      std::fprintf(
+          stderr,
+          "warning: metric \"%s\" has no value in this evaluation: %s\n",
+          metric.name.c_str(), failure.c_str());
+      sums = torch::zeros({metric.numbers}, numbers);
+    }
+    parts.push_back(sums);
+    parts.push_back(torch::full({1}, failure.empty() ? 0.0 : 1.0, numbers));
+  }
+  return at::cat(parts);
+}
+
+Tensors whole_scores(
+    const Tensors& outputs, int64_t vocabulary,
+    const TensorParallel& parallel) {
+  const bool sharded = vocabulary > 0 && parallel.size() > 1 &&
+                       outputs.at(0).size(-1) != vocabulary;
+  if (!sharded) return outputs;
+  std::vector<int64_t> sizes;
+  for (int rank = 0; rank < parallel.size(); ++rank) {
+    sizes.push_back(even_range(vocabulary, rank, parallel.size()).size());
+  }
+  Tensors whole = outputs;
+  whole[0] = gather_from(
+      outputs[0].contiguous(), parallel.group, outputs[0].dim() - 1, sizes,
+      "scores gather");
+  return whole;
+}
+
+std::shared_ptr<const Objective> with_whole_scores(
+    std::shared_ptr<const Objective> objective, int64_t vocabulary,
+    const TensorParallel& parallel) {
+  if (vocabulary == 0 || parallel.size() == 1) return objective;
+  return std::make_shared<WithWholeScores>(
+      std::move(objective), vocabulary, parallel);
+}
+
+int64_t metric_numbers(const std::vector<Metric>& metrics) {
+  int64_t all = 0;
+  for (const auto& metric : metrics) all += metric.numbers + 1;
+  return all;
+}
+
+std::vector<std::pair<std::string, double>> metric_values(
+    const std::vector<Metric>& metrics, const double* sums, int64_t samples) {
+  std::vector<std::pair<std::string, double>> values;
+  for (const auto& metric : metrics) {
+    const std::vector<double> own(sums, sums + metric.numbers);
+    const bool failed = sums[metric.numbers] > 0;
+    sums += metric.numbers + 1;
+    if (failed) continue;
+    try {
+      values.emplace_back(
+          metric.name, metric.value ? metric.value(own, samples)
+                                    : own.at(0) / static_cast<double>(samples));
+    } catch (const std::exception& error) {
+      std::fprintf(
+          stderr,
+          "warning: metric \"%s\" has no value in this evaluation: %s\n",
+          metric.name.c_str(), detail::first_line(error).c_str());
+    }
+  }
+  return values;
+}
+
+std::shared_ptr<const Objective> classification(int64_t classes) {
+  return std::make_shared<Classification>(classes);
+}
+
+std::shared_ptr<const Objective> next_token(
     int64_t vocabulary, const TensorParallel& parallel,
     bool every_target_counts) {
-  return std::make_unique<NextToken>(vocabulary, parallel, every_target_counts);
+  return std::make_shared<NextToken>(vocabulary, parallel, every_target_counts);
 }
 
 bool is_text(const SampleSpec& spec) {
@@ -255,7 +465,7 @@ bool is_text(const SampleSpec& spec) {
          spec.input_shape.size() == 1 && spec.target_shape == spec.input_shape;
 }
 
-std::unique_ptr<TrainingObjective> objective_for(
+std::shared_ptr<const Objective> objective_for(
     const SampleSpec& spec, int64_t classes, const TensorParallel& parallel) {
   return is_text(spec) ? next_token(classes, parallel, spec.every_target_counts)
                        : classification(classes);
@@ -267,6 +477,13 @@ Tensors inputs_of(const Batch& batch) {
   return inputs;
 }
 
+Tensors targets_of(const Batch& batch) {
+  Tensors targets = {batch.targets};
+  targets.insert(
+      targets.end(), batch.more_targets.begin(), batch.more_targets.end());
+  return targets;
+}
+
 Batch piece_of(const Batch& batch, int64_t begin, int64_t length) {
   Batch piece;
   piece.inputs = batch.inputs.narrow(0, begin, length);
@@ -274,6 +491,11 @@ Batch piece_of(const Batch& batch, int64_t begin, int64_t length) {
   for (const auto& tensor : batch.more) {
     piece.more.push_back(tensor.narrow(0, begin, length));
   }
+  for (const auto& tensor : batch.more_targets) {
+    piece.more_targets.push_back(tensor.narrow(0, begin, length));
+  }
+  piece.ids = batch.ids;
+  piece.may_skip = batch.may_skip;
   piece.global_count = batch.global_count;
   return piece;
 }
@@ -292,25 +514,29 @@ LossFactor loss_scale(
     const TrainingObjective& objective, const Batch& batch, const Group& data,
     bool count_units) {
   const auto ranks = static_cast<double>(data.size());
-  int64_t units = 0;
+  double units = 0;
   if (!count_units) {
-    units = objective.count_whole(batch);
+    units = static_cast<double>(objective.count_whole(batch));
   } else {
-    const auto own = objective.count(batch.targets);
+    const auto own = objective.count(targets_of(batch));
     const auto* known = std::get_if<int64_t>(&own);
     auto total =
         known ? torch::full(
-                    {1}, *known, batch.targets.options().dtype(torch::kInt64))
-              : std::get<torch::Tensor>(own).reshape({1}).clone();
+                    {1}, *known, batch.targets.options().dtype(torch::kFloat64))
+              : std::get<torch::Tensor>(own)
+                    .detach()
+                    .to(torch::kFloat64)
+                    .reshape({1})
+                    .clone();
     data.all_reduce(total, ReduceOp::sum, {.label = "batch size"}).wait();
     if (!total.is_cpu()) {
-      const auto some = total.to(torch::kFloat64).clamp_min(1);
+      const auto some = at::where(total > 0, total, torch::ones_like(total));
       return {.on_device = some.reciprocal().mul_(ranks).squeeze(0)};
     }
-    units = total.item<int64_t>();
+    units = total.item<double>();
   }
-  if (units < 1) throw DataError(no_units(objective.counts_tokens()));
-  return {.number = ranks / static_cast<double>(units)};
+  if (!(units > 0)) throw DataError(no_units(objective.counts_tokens()));
+  return {.number = ranks / units};
 }
 
 std::string no_units(bool counts_tokens) {

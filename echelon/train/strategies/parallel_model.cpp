@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "echelon/architecture/language_model.h"
+#include "echelon/error.h"
 #include "echelon/parallel/data/coalesced.h"
 #include "echelon/profiling/memory_meter.h"
 #include "echelon/text/format.h"
@@ -211,8 +212,9 @@ Score MicrobatchLoop::run(const Batch& batch, const LossFactor& scale) const {
       timeline::ScopedSpan span(
           recorder, "compute", "forward", timeline::SpanKind::forward);
       const auto outputs = forward(inputs_of(part));
-      const auto sum = objective.loss_sum(outputs, part.targets);
-      objective.add_loss(score, sum, part.targets);
+      const Tensors targets = targets_of(part);
+      const auto sum = objective.loss_sum(outputs, targets);
+      objective.add_loss(score, sum, targets);
       loss = scale * sum;
       profiling::keep_as_activations();
     }
@@ -224,6 +226,11 @@ Score MicrobatchLoop::run(const Batch& batch, const LossFactor& scale) const {
   return score;
 }
 
+torch::Tensor counted_once(const models::RouterSteps& routers, bool here) {
+  const auto& counts = routers.counts();
+  return here || !counts.defined() ? counts : torch::zeros_like(counts);
+}
+
 Tensors stand_in(const Tensors& inputs) {
   Tensors one;
   for (const auto& input : inputs) {
@@ -232,6 +239,46 @@ Tensors stand_in(const Tensors& inputs) {
     one.push_back(torch::zeros(shape, input.options()));
   }
   return one;
+}
+
+TrainingObjective objective_on(
+    const Job& job, const ModelPlace& place, const TensorParallel& parallel) {
+  const ModelSource& source = place.source;
+  TrainingObjective objective(
+      source.objective(parallel), is_text(source.sample), parallel,
+      place.groups.data(), source.metrics, source.sharded_scores);
+  if (job.layout.cp > 1 && !is_text(source.sample)) {
+    throw ConfigError(format(
+        "[layout] cp={}: ranks of cp have parts of each text, and the samples "
+        "are no texts: whole numbers, in one dimension, with as many targets; "
+        "set cp = 1",
+        job.layout.cp));
+  }
+  if (!objective.needs_whole_batch()) return objective;
+  if (passes_per_step(job) > 1) {
+    throw ConfigError(format(
+        "{} = {}: the objective compares the samples of the whole batch with "
+        "each other, so a step is one pass; set it to 1",
+        job.layout.pp > 1 ? "[layout] microbatches" : "[train] accumulate",
+        passes_per_step(job)));
+  }
+  if (job.layout.cp > 1) {
+    throw ConfigError(format(
+        "[layout] cp={}: the objective compares samples with each other, and "
+        "ranks of cp have parts of the same ones; set cp = 1",
+        job.layout.cp));
+  }
+  return objective;
+}
+
+void score_batch(
+    const TrainingObjective& objective, Score& score, const Tensors& outputs,
+    const Batch& batch, bool empty) {
+  if (!empty) {
+    objective.evaluate(score, outputs, targets_of(batch));
+  } else if (objective.needs_whole_batch()) {
+    objective.evaluate_none(score, outputs, targets_of(batch));
+  }
 }
 
 std::unique_ptr<ParallelModel>

@@ -18,6 +18,7 @@
 #include "echelon/data/dataset.h"
 #include "echelon/job/job.h"
 #include "echelon/layers/network.h"
+#include "echelon/models/mixture.h"
 #include "echelon/optim/clip.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/parallel/data/distributed_data_parallel.h"
@@ -82,6 +83,12 @@ class ParallelModel {
   /// full model.
   virtual std::optional<PartitionedGradients> partitioned_gradients() const = 0;
 
+  /// How many tokens of this rank chose each expert in the last
+  /// forward_backward(), and how many of these were dropped (RouterSteps):
+  /// int64 [2, mixtures, experts] on the world's device. Over the world each
+  /// counts once. Undefined in a model without experts.
+  virtual torch::Tensor expert_counts() const { return {}; }
+
   /// The stages of a pipeline; null: there is none.
   virtual const ModelPartition* partition() const { return nullptr; }
 
@@ -130,6 +137,10 @@ std::vector<LocalParameter> local_buffers(const torch::nn::Module& module);
 /// the same parameters, but for experts, count them once.
 std::set<std::string> counted_elsewhere(
     const std::vector<LocalParameter>& parts, const MeshGroups& groups);
+
+/// Its counts(), on one of several ranks that count the same tokens; zeros on
+/// the others.
+torch::Tensor counted_once(const models::RouterSteps& routers, bool here);
 
 /// Data parallelism of the experts of a network, beside that of all else, when
 /// they are spread over ranks.
@@ -200,6 +211,16 @@ struct MicrobatchLoop {
 /// `inputs` of one sample of zeros: for a rank without samples that must gather
 /// parameters with ranks that have some.
 Tensors stand_in(const Tensors& inputs);
+
+/// The objective of place.source on this rank of job.layout.
+TrainingObjective objective_on(
+    const Job& job, const ModelPlace& place, const TensorParallel& parallel);
+
+/// Evaluates `outputs` for the samples of a prepared batch, or, of a rank that
+/// has none, for a stand-in of them.
+void score_batch(
+    const TrainingObjective& objective, Score& score, const Tensors& outputs,
+    const Batch& batch, bool empty);
 
 /// One constructor per strategy; make_parallel_model chooses.
 std::unique_ptr<ParallelModel>

@@ -112,6 +112,9 @@ class PipelineModel : public ParallelModel {
   void after_load() override { layers_.after_load(); }
   std::optional<PartitionedGradients> partitioned_gradients() const override;
   const ModelPartition* partition() const override { return &partition_; }
+  torch::Tensor expert_counts() const override {
+    return counted_once(layers_.routers(), counted_here());
+  }
   std::vector<std::string> describe() const override {
     return partition_.lines;
   }
@@ -144,7 +147,7 @@ class PipelineModel : public ParallelModel {
   torch::Dtype dtype_;
   Schedule schedule_;
   std::vector<int32_t> stages_;  // of this rank
-  std::unique_ptr<TrainingObjective> objective_;
+  TrainingObjective objective_;
   LayerList list_;
   ModelPartition partition_;
   bool unshard_once_;
@@ -167,8 +170,7 @@ PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
       dtype_(compute_dtype(job)),
       schedule_(pipeline_schedule(job)),
       stages_(schedule_.stages_of(group_.rank())),
-      objective_(
-          objective_for(place.source.sample, place.source.classes, tensor_)),
+      objective_(objective_on(job, place, tensor_)),
       list_(place.source.sharded(tensor_)),
       partition_(
           announced(partition_into_stages(job, place, schedule_), place)),
@@ -318,23 +320,25 @@ PipelineModel::inputs(const std::vector<Batch>& microbatches) const {
 }
 
 Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
-  const Batch batch = objective_->prepared(raw, device_, dtype_);
+  const Batch batch = objective_.prepared(raw, device_, dtype_);
   const auto scale =
-      loss_scale(*objective_, batch, data_, count_units).times(gradient_scale_);
+      loss_scale(objective_, batch, data_, count_units).times(gradient_scale_);
   begin_step();
   Score score;
   const auto pieces = split_batch(batch, schedule_.num_microbatches);
   // Every rank of the pipeline has read the same batch. Where a rank may have
-  // left samples out, they ask each other; texts are never left out, though not
-  // every token counts.
-  const bool complete = !count_units || objective_->counts_tokens();
+  // left samples out, they ask each other. Not every unit of a complete batch
+  // need count.
+  const bool complete =
+      !count_units || (objective_.counts_units() && !batch.may_skip);
   const int64_t shapes = complete ? shapes_of(batch) : 0;
   pipeline_->step(
       inputs(pieces),
       [&](const Tensors& outputs, int64_t microbatch) {
-        const auto& targets = pieces[static_cast<size_t>(microbatch)].targets;
-        const auto sum = objective_->loss_sum(outputs, targets);
-        objective_->add_loss(score, sum, targets);
+        const Tensors targets =
+            targets_of(pieces[static_cast<size_t>(microbatch)]);
+        const auto sum = objective_.loss_sum(outputs, targets);
+        objective_.add_loss(score, sum, targets);
         return scale * sum;
       },
       shapes);
@@ -343,17 +347,20 @@ Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
     replica.experts_local.reset();
   }
   layers_.finish_shared();
-  layers_.balance_experts();
+  layers_.routers().finish();
   return counted_here() ? score : Score{};
 }
 
 Score PipelineModel::evaluate(const Batch& raw) {
   const torch::NoGradGuard no_grad;
-  const Batch batch = objective_->prepared(raw, device_, dtype_);
+  const Batch batch = objective_.prepared(raw, device_, dtype_);
   const bool empty = batch.inputs.size(0) == 0;
   // With sharded parameters or experts, other ranks that gather with this one
   // have samples.
-  if (empty && shard_.size() == 1 && tensor_.experts.size() == 1) return {};
+  if (empty && shard_.size() == 1 && tensor_.experts.size() == 1 &&
+      !objective_.needs_whole_batch()) {
+    return {};
+  }
   std::vector<Batch> pieces;
   if (empty) {
     const Tensors one = stand_in(inputs_of(batch));
@@ -369,14 +376,15 @@ Score PipelineModel::evaluate(const Batch& raw) {
   const auto outputs = pipeline_->evaluate(inputs(pieces));
   layers_.train(true);
   Score score;
-  for (size_t i = 0; !empty && i < outputs.size(); ++i) {
-    objective_->evaluate(score, outputs[i], pieces[i].targets);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    score_batch(
+        objective_, score, outputs[i], empty ? batch : pieces[i], empty);
   }
   return counted_here() ? score : Score{};
 }
 
 std::optional<NonFinite> PipelineModel::find_nonfinite(const Batch& raw) {
-  const Batch batch = objective_->prepared(raw, device_, dtype_);
+  const Batch batch = objective_.prepared(raw, device_, dtype_);
   probe_->begin();
   pipeline_->evaluate(inputs(split_batch(batch, schedule_.num_microbatches)));
   const auto found = probe_->end();

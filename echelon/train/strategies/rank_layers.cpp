@@ -87,6 +87,10 @@ RankLayers::RankLayers(
     make_units(std::move(units));
   }
   build(job.model, job.train.seed, options);
+  routers_.emplace(
+      std::vector<std::shared_ptr<torch::nn::Module>>(
+          networks_.begin(), networks_.end()),
+      language_shape(job, place.source), data_, device_);
 }
 
 void RankLayers::make_units(ShardedUnitsOptions options) {
@@ -130,10 +134,6 @@ void RankLayers::build(
     });
   }
   weights_.reset();
-  balance_.emplace(
-      std::vector<std::shared_ptr<torch::nn::Module>>(
-          networks_.begin(), networks_.end()),
-      data_);
 }
 
 void RankLayers::prepare(
@@ -190,10 +190,6 @@ void RankLayers::sync_buffers() {
 void RankLayers::finish_shared() {
   if (units_) return;
   for (auto& shared : shared_) shared.finish();
-}
-
-void RankLayers::balance_experts() {
-  balance_->step();
 }
 
 std::vector<LocalParameter> RankLayers::parameters() const {

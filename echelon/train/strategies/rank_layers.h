@@ -78,9 +78,9 @@ class RankLayers {
   /// tensor-parallel ranks (shared_gradients.h). With units() that happens
   /// before each unit is reduced.
   void finish_shared();
-  /// Call it at the end of a step, after the last backward: moves the biases of
-  /// routers (models/mixture.h).
-  void balance_experts();
+  /// Call finish() at the end of a step, after the last backward.
+  models::RouterSteps& routers() { return *routers_; }
+  const models::RouterSteps& routers() const { return *routers_; }
 
   std::vector<LocalParameter> parameters() const;
   std::vector<LocalParameter> buffers() const;
@@ -113,7 +113,7 @@ class RankLayers {
   /// By slice and layer: the units that its forward unshards.
   std::vector<std::vector<std::vector<size_t>>> layer_units_;
   std::vector<SharedGradients> shared_;
-  std::optional<models::BiasBalance> balance_;
+  std::optional<models::RouterSteps> routers_;
   std::vector<ConvertedBatchNorms> converted_;
   std::map<std::string, ParameterShard> shards_;
 };

@@ -20,8 +20,7 @@ class ShardedModel : public ParallelModel {
         tensor_(tensor_parallel(job, place.groups)),
         shard_(place.groups.expert_shard()),
         data_(place.groups.data()),
-        objective_(
-            objective_for(place.source.sample, place.source.classes, tensor_)),
+        objective_(objective_on(job, place, tensor_)),
         layers_(
             job, place, place.source.sharded(tensor_),
             {.slices = {{0, names_.size()}},
@@ -34,13 +33,13 @@ class ShardedModel : public ParallelModel {
   }
 
   Score forward_backward(const Batch& raw, bool count_units) override {
-    const Batch batch = objective_->prepared(raw, device_, dtype_);
-    const auto scale = loss_scale(*objective_, batch, data_, count_units)
+    const Batch batch = objective_.prepared(raw, device_, dtype_);
+    const auto scale = loss_scale(objective_, batch, data_, count_units)
                            .times(gradient_scale_);
     auto& units = *layers_.units();
     layers_.sync_buffers();
     const MicrobatchLoop loop{
-        .objective = *objective_,
+        .objective = objective_,
         .num_microbatches = accumulate_,
         .recorder = recorder_,
         .forward =
@@ -49,25 +48,25 @@ class ShardedModel : public ParallelModel {
             [&](bool last) { units.begin_backward({.last = last}); }};
     const Score score = loop.run(batch, scale);
     units.finish();
-    layers_.balance_experts();
+    layers_.routers().finish();
     return counted_here() ? score : Score{};
   }
 
   Score evaluate(const Batch& raw) override {
     const torch::NoGradGuard no_grad;
-    const Batch batch = objective_->prepared(raw, device_, dtype_);
+    const Batch batch = objective_.prepared(raw, device_, dtype_);
     const bool empty = batch.inputs.size(0) == 0;
     const Tensors inputs = inputs_of(batch);
     network_->eval();
     const auto outputs = network_->forward(empty ? stand_in(inputs) : inputs);
     network_->train();
     Score score;
-    if (!empty) objective_->evaluate(score, outputs, batch.targets);
+    score_batch(objective_, score, outputs, batch, empty);
     return counted_here() ? score : Score{};
   }
 
   std::optional<NonFinite> find_nonfinite(const Batch& raw) override {
-    const Batch batch = objective_->prepared(raw, device_, dtype_);
+    const Batch batch = objective_.prepared(raw, device_, dtype_);
     const auto found = network_->first_nonfinite_layer(inputs_of(batch));
     return earliest(
         earliest(found, names_, tensor_.group, device_), names_,
@@ -93,6 +92,9 @@ class ShardedModel : public ParallelModel {
         parameters(),
         sum_over({tensor_.group, shard_, tensor_.experts}, device_));
   }
+  torch::Tensor expert_counts() const override {
+    return counted_once(layers_.routers(), counted_here());
+  }
   std::vector<std::string> describe() const override { return lines_; }
 
  private:
@@ -107,7 +109,7 @@ class ShardedModel : public ParallelModel {
   TensorParallel tensor_;
   Group shard_;
   Group data_;
-  std::unique_ptr<TrainingObjective> objective_;
+  TrainingObjective objective_;
   RankLayers layers_;
   std::shared_ptr<Network> network_;
   CountedElements counted_;

@@ -8,13 +8,18 @@
 #include <torch/utils.h>
 
 #include <cmath>
+#include <exception>
 #include <map>
 #include <string>
 #include <utility>
 
+#include "echelon/checkpoint/format/hashes.h"
+#include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/error.h"
 #include "echelon/optim/clip.h"
 #include "echelon/profiling/memory_meter.h"
+#include "echelon/text/format.h"
+#include "echelon/text/units.h"
 #include "echelon/train/strategies/host_copy.h"
 #include "echelon/train/strategies/model_source.h"
 
@@ -46,7 +51,113 @@ LoaderOptions held_out_batches(
   return options;
 }
 
+namespace {
+
+// Waits for all ranks before each throws what it has found: otherwise the end
+// of the first one would be the error of those that still communicate.
+void meet(const World& world) {
+  try {
+    world.group().barrier();
+  } catch (const Error&) {
+    // What was found is the error to be told.
+  }
+}
+
+}  // namespace
+
+std::optional<Batch>
+next_batch(Loader& loader, const Dataset& data, const World* together) {
+  const bool agree =
+      data.is_stream() && together != nullptr && together->size() > 1;
+  std::optional<Batch> batch;
+  std::exception_ptr error;
+  try {
+    batch = loader.next();
+  } catch (...) {
+    if (!agree) throw;
+    error = std::current_exception();
+  }
+  if (!agree) return batch;
+  const Position position = loader.position();
+  // 52 bits of it suffice to tell positions apart; a checksum has 128.
+  const auto place = std::stoull(
+      checksum(position.stream.data(), position.stream.size()).substr(0, 13),
+      nullptr, 16);
+  constexpr int64_t kFailed = -1;
+  const auto mine = torch::tensor(
+      {error ? kFailed : (batch ? batch->global_count : 0),
+       static_cast<int64_t>(place)},
+      torch::kInt64);
+  const auto there = torch::empty(
+      {together->size(), 2},
+      torch::dtype(torch::kInt64).device(together->device()));
+  together->group()
+      .all_gather(
+          there, mine.to(together->device()),
+          {.label = "samples of the stream"})
+      .wait();
+  const auto seen = there.cpu();
+  const auto numbers = seen.accessor<int64_t, 2>();
+  const auto had = [](int64_t n) {
+    return n == 0 ? std::string("has ended")
+                  : format("has {} more", counted(n, "sample"));
+  };
+  std::string differs;
+  for (int64_t rank = 0; rank < together->size() && differs.empty(); ++rank) {
+    const int64_t samples = numbers[rank][0];
+    if (samples == kFailed) {
+      differs = format(
+          "the data's stream failed on rank {}, whose error says why", rank);
+    } else if (samples != numbers[0][0] && numbers[0][0] != kFailed) {
+      differs = format(
+          "epoch {}: the data's stream {} on rank {}, and {} on rank 0; every "
+          "rank has to read the same samples. Let each open the same files",
+          position.epoch, had(samples), rank, had(numbers[0][0]));
+    } else if (numbers[rank][1] != numbers[0][1]) {
+      differs = format(
+          "epoch {}: after {} samples the data's stream is at another position "
+          "on rank {} than on rank 0; every rank has to read the same samples "
+          "in the same order",
+          position.epoch, position.consumed, rank);
+    }
+  }
+  if (differs.empty()) return batch;
+  meet(*together);
+  if (error) std::rethrow_exception(error);
+  throw DataError(differs);
+}
+
+void check_same_data(const OwnParts& own, World& world) {
+  if (!own.dataset) return;
+  const auto describe = [](const Dataset& dataset) {
+    const SampleSpec spec = dataset.spec();
+    const std::string size =
+        dataset.size() < 0 ? "a stream" : counted(dataset.size(), "sample");
+    return format(
+        "{} of {} with targets {}", size,
+        safetensors::shape_string(spec.input_shape),
+        safetensors::shape_string(spec.target_shape));
+  };
+  std::string mine = describe(*own.dataset);
+  if (own.holdout) mine += " and, held out, " + describe(*own.holdout);
+  const auto all = world.exchange(mine);
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    meet(world);
+    throw DataError(format(
+        "the data set of rank {} has {}, that of rank 0 {}; every rank has to "
+        "have the same samples",
+        rank, all[rank], all[0]));
+  }
+}
+
 int64_t total_steps(const TrainOptions& options, int64_t batches_per_epoch) {
+  if (options.steps == 0 && batches_per_epoch == 0) {
+    throw ConfigError(format(
+        "[train] epochs={}: the data is a stream that does not know its size, "
+        "so that the steps of an epoch cannot be counted; set steps",
+        options.epochs));
+  }
   return options.steps > 0 ? options.steps : options.epochs * batches_per_epoch;
 }
 

@@ -102,7 +102,20 @@ LoaderOptions training_batches(
 LoaderOptions held_out_batches(
     const Job& job, const TrainingData& data, const MeshGroups& groups);
 
-/// The job's steps: train.steps, or train.epochs counted in batches.
+/// The next batch of this rank's loader of `data`. Every rank of `together`
+/// calls this (null: this rank alone). Ranks that read a stream first tell each
+/// other how far they are: where one has fewer samples than another, or is
+/// elsewhere, each throws DataError, which names it, and none waits for
+/// another.
+std::optional<Batch>
+next_batch(Loader& loader, const Dataset& data, const World* together);
+
+/// Throws DataError on every rank of the world where some have a data set of
+/// their own with another size or other samples than rank 0.
+void check_same_data(const OwnParts& own, World& world);
+
+/// The job's steps: train.steps, or train.epochs counted in batches. Throws
+/// ConfigError for epochs of an unknown size.
 int64_t total_steps(const TrainOptions& options, int64_t batches_per_epoch);
 
 }  // namespace echelon

@@ -133,15 +133,6 @@ TEST_F(Folder, FindsWhereAPathLeads) {
   EXPECT_THAT(steps(find_checkpoints(temp_.path("good"))), ElementsAre(100));
 }
 
-TEST_F(Folder, ObjectStorageIsNoFolder) {
-  EXPECT_THAT(
-      error_text<CheckpointError>(
-          [&] { find_checkpoints("s3://models/runs/first"); }),
-      AllOf(
-          HasSubstr("s3://models/runs/first: is on object storage"),
-          HasSubstr("[checkpoint] remote"), HasSubstr("aws s3 cp")));
-}
-
 TEST_F(Folder, SaysWhatIsThereInsteadOfACheckpoint) {
   const auto error = [](const fs::path& path) {
     return error_text<CheckpointError>([&] { find_checkpoints(path); });

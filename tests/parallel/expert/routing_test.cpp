@@ -182,4 +182,51 @@ TEST(Assignment, SpreadsAndCollectsAsTheFormula) {
       testing::HasSubstr("cannot be differentiated again"));
 }
 
+TEST(Assignment, CapacityIsAShareOfASamplesMeanLoad) {
+  const RoutingOptions options{.experts = 10, .per_token = 2};
+  EXPECT_EQ(capacity_tokens(1, 50, options), 10);
+  EXPECT_EQ(capacity_tokens(1.1, 50, options), 11);
+  EXPECT_EQ(capacity_tokens(1.11, 50, options), 12);
+  EXPECT_EQ(capacity_tokens(0.01, 50, options), 1);
+}
+
+// Two samples of four tokens; an expert takes two tokens of each.
+TEST(Assignment, DropsWhatIsBeyondTheCapacityOfASample) {
+  const auto experts = torch::tensor(
+      {{1, 0}, {1, 2}, {2, 1}, {1, 2}, {2, 1}, {2, 0}, {2, 1}, {1, 2}});
+  const Assignment assignment(experts, 3, Capacity{.samples = 2, .tokens = 2});
+  EXPECT_THAT(numbers_of(assignment.loads()), ElementsAre(2, 7, 7));
+  EXPECT_THAT(numbers_of(assignment.dropped()), ElementsAre(0, 3, 3));
+  EXPECT_THAT(assignment.counts(), ElementsAre(2, 4, 4));
+  const auto kept = torch::tensor(
+      {{1, 1}, {1, 1}, {1, 0}, {0, 0}, {1, 1}, {1, 1}, {0, 1}, {0, 0}},
+      torch::kFloat64);
+  const auto x = parity::random({8, 3}, 6).requires_grad_();
+  const auto weights = parity::random({8, 2}, 7).requires_grad_();
+  const auto rows = assignment.spread(x);
+  EXPECT_TRUE(rows.narrow(0, 2, 2).equal(x.narrow(0, 0, 2)));
+  const auto scale =
+      torch::tensor({1, 1, 2, 2, 2, 2, 3, 3, 3, 3}, torch::kFloat64);
+  const auto y = assignment.collect(rows * scale.unsqueeze(1), weights);
+  const auto cotangent = parity::random({8, 3}, 8);
+  y.backward(cotangent);
+
+  const auto plain_x = x.detach().requires_grad_();
+  const auto plain_weights = weights.detach().requires_grad_();
+  const auto factor =
+      (plain_weights * kept * (experts + 1).to(torch::kFloat64)).sum(1, true);
+  const auto expected = plain_x * factor;
+  expected.backward(cotangent);
+  const auto close = [](const char* what, const Tensor& a, const Tensor& b) {
+    parity::detail::expect_close(what, a, b, 1, 1e-13);
+  };
+  close("y", expected.detach(), y.detach());
+  close("gradient of x", plain_x.grad(), x.grad());
+  close("gradient of weights", plain_weights.grad(), weights.grad());
+  // Without samples there is nothing to drop.
+  const Assignment none(
+      experts.narrow(0, 0, 0), 3, Capacity{.samples = 0, .tokens = 2});
+  EXPECT_THAT(none.counts(), ElementsAre(0, 0, 0));
+}
+
 }  // namespace echelon::routing_test

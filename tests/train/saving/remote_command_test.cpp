@@ -2,7 +2,10 @@
 // an empty machine.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/remote/remote_checkpoints.h"
@@ -42,7 +45,7 @@ class RemoteCommand : public testing::Test {
     return train(run(), steps, set({"checkpoint.remote=" + url_}) + more);
   }
   void finishes(const Words& words) {
-    Command job(words, server_->environment());
+    Command job(words, server_->environment() + environment_);
     ASSERT_EQ(job.wait(), 0) << job.out() << job.err();
     said_ = job.out() + job.err();
   }
@@ -66,6 +69,7 @@ class RemoteCommand : public testing::Test {
   S3Server* server_ = nullptr;
   std::string url_;
   std::string said_;
+  Words environment_;  // of finishes(), in addition
   TempFolder folder_;
 };
 
@@ -99,6 +103,113 @@ TEST_F(RemoteCommand, AnEmptyMachineGoesOnWithTheSameLosses) {
   }
   finishes(with_remote(2, {"--overwrite"}));
   EXPECT_EQ(steps_there(), std::vector<int64_t>{2});
+}
+
+// A run of its own that begins with what another one has uploaded: the same as
+// from that run's folder.
+TEST_F(RemoteCommand, AnotherRunsAddressIsAsGoodAsItsFolder) {
+  finishes(with_remote(3, {"-n", "2"}));
+  environment_ = {"ECHELON_CACHE=" + folder_.path() + "/cache"};
+  for (const auto& [name, from] :
+       {std::pair("folder", run()), std::pair("address", url_)}) {
+    const std::string here = run(name);
+    finishes(train(here, 5, {"-n", "2", "--resume", from}));
+    EXPECT_THAT(said_, HasSubstr("resumes from step 3 of " + from));
+    // The weights alone, with a new optimizer.
+    finishes(train(here + "-weights", 2, set({"model.weights=" + from})));
+  }
+  EXPECT_EQ(losses(run("address")), losses(run("folder")));
+  EXPECT_EQ(losses(run("address-weights")), losses(run("folder-weights")));
+  // It goes on from its own, though the storage has gone.
+  environment_.push_back("AWS_SECRET_ACCESS_KEY=wrong");
+  finishes(train(run("address"), 6, {"-n", "2", "--resume", url_}));
+  EXPECT_THAT(said_, HasSubstr("no longer needs " + url_));
+  Command wrong(
+      train(run("new"), 5, {"--resume", url_}),
+      server_->environment() + environment_);
+  EXPECT_EQ(wrong.wait(), 3);
+  EXPECT_THAT(wrong.err(), HasAll(url_, "403"));
+  EXPECT_FALSE(fs::exists(run("new")));
+  // What it begins with is not replaced.
+  Command both(
+      train(run("new"), 5, set({"checkpoint.remote=" + url_})) +
+          Words{"--resume", url_, "--overwrite"},
+      server_->environment());
+  EXPECT_EQ(both.wait(), 2);
+  EXPECT_THAT(both.err(), HasSubstr("overwrite would remove what"));
+}
+
+// Training reads an object as it reads a file.
+TEST_F(RemoteCommand, ObjectsAreAsGoodAsFiles) {
+  environment_ = {"ECHELON_CACHE=" + folder_.path() + "/cache"};
+  const std::string words = folder_.path() + "/words.txt";
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += std::to_string(i * i % 97) + " words ";
+  std::ofstream(words) << text;
+  const std::string place =
+      url_.substr(std::string("s3://models/").size()) + "/words.txt";
+  storage::ObjectStore("models", server_->settings()).upload_file(words, place);
+  for (const auto& source : {words, url_ + "/words.txt"}) {
+    const std::string name = source == words ? "file" : "object";
+    const std::string configuration = folder_.path() + "/" + name + ".toml";
+    std::ofstream(configuration)
+        << "[model]\nname = \"gpt\"\nlayers = 1\nhidden_size = 16\nheads = "
+           "2\nmax_positions = 16\n[data]\nname = \"text\"\ntokenizer = "
+           "\"bytes\"\nsequence = 16\nsources = [\""
+        << source << "\"]\n[train]\nbatch = 4\nsteps = 3\nrun = \"" << run(name)
+        << "\"\n";
+    finishes({program("echelon"), "train", configuration, "-n", "2"});
+  }
+  EXPECT_EQ(losses(run("object")).size(), 3u);
+  EXPECT_EQ(losses(run("object")), losses(run("file")));
+}
+
+// The commands print of an address what they print of the folder.
+TEST_F(RemoteCommand, CheckpointsAreListedShownVerifiedAndCompared) {
+  finishes(with_remote(4, {"--set", "checkpoint.every_steps=2"}));
+  environment_ = {"ECHELON_CACHE=" + folder_.path() + "/cache"};
+  const auto asked = [&](const std::string& command, const std::string& of) {
+    Command job(
+        {program("echelon"), "checkpoint", command, of, "--json"},
+        server_->environment() + environment_);
+    EXPECT_EQ(job.wait(), 0) << job.err();
+    return nlohmann::json::parse(job.out());
+  };
+  const auto same = [&](const std::string& command, const Words& but) {
+    auto here = asked(command, run()), there = asked(command, url_);
+    const auto without = [&](nlohmann::json& json) {
+      for (const auto& key : but) json.erase(key);
+    };
+    if (command == "list") {
+      EXPECT_EQ(there["folder"], url_ + "/checkpoints");
+      here = here["checkpoints"];
+      there = there["checkpoints"];
+    }
+    for (auto* json : {&here, &there}) {
+      if (!json->is_array()) without(*json);
+      if (json->is_array()) std::ranges::for_each(*json, without);
+    }
+    EXPECT_EQ(here, there) << command;
+  };
+  same("list", {"path", "saved"});
+  same("show", {"path", "saved"});
+  same("verify", {"path"});
+  int64_t copied = 0;
+  const auto count = [&] {
+    copied = 0;
+    for (const auto& entry :
+         fs::recursive_directory_iterator(folder_.path() + "/cache")) {
+      copied += entry.path().filename().string().starts_with("rank-");
+    }
+    return copied;
+  };
+  EXPECT_EQ(count(), 0);  // of manifests alone
+  same("diff", {"a", "b"});
+  EXPECT_EQ(count(), 2);
+  // "2026-11-28 10:00:00", as the storage says.
+  EXPECT_THAT(
+      asked("show", url_)["saved"].get<std::string>(),
+      testing::MatchesRegex("20[0-9-]+ [0-9:]+"));
 }
 
 // The storage fails for good while the last checkpoint is uploaded: it stays

@@ -439,10 +439,87 @@ TEST_F(ResizeCommand, RefusesWhatDoesNotFitAndGoesOn) {
   EXPECT_THAT(answer(job("stop")), HasSubstr("ends with code 75"));
   EXPECT_EQ(trained.wait(), 75) << trained.err();
   refused(job("status"), "no job of yours on this host writes there now");
-  // How a job of another host is asked.
+  refused(job("stop"), "now; the last one was process ");
+}
+
+// What a job of another host is asked reaches it by ssh: where its folder says
+// that it is, or by the name that the user gives. The stand-in for ssh enters
+// the test host.
+TEST_F(ResizeCommand, AJobIsAskedFromAnotherHostBySsh) {
+  const testing_support::TestHosts hosts(1);
+  if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
+  std::string enter = "#!/bin/sh\necho $1 >>" + folder_.path() +
+                      "/reached\n[ $1 = nowhere ] && { echo no route >&2; exit "
+                      "255; }\nshift; exec";
+  for (const auto& word : hosts.on(0, {"sh", "-c"})) enter += " '" + word + "'";
+  const Words ssh = {"--ssh", folder_.script("agent", enter + " \"$*\"\n")};
+  Command trained(hosts.on(0, train(run(), 1000000, {"-n", "2"})));
+  ASSERT_TRUE(until_step(2)) << trained.err();
+  EXPECT_THAT(answer(job("status", ssh)), HasSubstr(": 2 ranks, dp=2, step "));
+  EXPECT_EQ(read_file(folder_.path() + "/reached"), "host0\n");
+  EXPECT_THAT(
+      answer(job("checkpoint", ssh + Words{"--host", "ann@other"})),
+      HasSubstr(run() + ": "));
+  EXPECT_THAT(
+      read_file(folder_.path() + "/reached"), testing::EndsWith("ann@other\n"));
+  refused(job("resize", Words{"5"} + ssh), "no layout of 5 ranks fits");
   refused(
-      job("stop"),
-      " echelon job status " + run() + "`, or in a pod `kubectl exec ");
+      job("stop", ssh + Words{"--host", "nowhere"}),
+      "nowhere` failed: no route");
+  refused(job("stop", ssh + Words{"--host=-oProxyCommand=x"}), "is no name of");
+  EXPECT_THAT(
+      answer(job("resize", Words{"1"} + ssh)),
+      HasSubstr(": from 2 to 1 ranks, dp=1\n"));
+  ASSERT_TRUE(Command::until([&] {
+    Command asked(job("status", ssh));
+    asked.wait();
+    return asked.out().find(": 1 rank, dp=1, step ") != std::string::npos;
+  })) << trained.err();
+  EXPECT_THAT(answer(job("stop", ssh)), HasSubstr("ends with code 75"));
+  EXPECT_EQ(trained.wait(), 75) << trained.err();
+  // It has ended, so that host has no job either, and asks nobody.
+  refused(job("stop", ssh), "no job of yours on this host writes there now");
+}
+
+// The words that kubectl gets, and that its answer and its code are passed on.
+TEST_F(ResizeCommand, AJobInAPodIsAskedByKubectl) {
+  folder_.script(
+      "kubectl",
+      "#!/bin/bash\necho \"$@\" >>" + folder_.path() +
+          "/words\ncase \"$*\" in *gone*) echo 'Error from server (NotFound): "
+          "no pod' >&2; exit 1;; *) echo answer; exit 3;; esac\n");
+  const auto ask = [&](const Words& words) {
+    fs::remove(folder_.path() + "/words");
+    return std::make_unique<Command>(
+        Words{"env", "PATH=" + folder_.path() + ":/usr/bin:/bin"} + words);
+  };
+  const auto told = [&] { return read_file(folder_.path() + "/words"); };
+  auto named =
+      ask(job("resize", {"3", "--pod", "job/first", "--namespace", "vision"}));
+  EXPECT_EQ(named->wait(), 3) << named->err();
+  EXPECT_EQ(named->out(), "answer\n");
+  EXPECT_EQ(
+      told(),
+      "exec --namespace vision job/first -- env ECHELON_ASKED=1 echelon job "
+      "resize " +
+          run() + " 3\n");
+  // By what the job has written into its folder, which has another path there.
+  Command trained(
+      Words{"env", "POD_NAME=first-0-x7k2p", "POD_NAMESPACE=vision"} +
+      train(run(), 2, {"-n", "1"}));
+  ASSERT_EQ(trained.wait(), 0) << trained.err();
+  const std::string moved = run("elsewhere");
+  fs::rename(run(), moved);
+  auto status = ask({program("echelon"), "job", "status", moved, "--json"});
+  EXPECT_EQ(status->wait(), 3) << status->err();
+  EXPECT_EQ(
+      told(),
+      "exec --namespace vision first-0-x7k2p -- env ECHELON_ASKED=1 echelon "
+      "job status " +
+          run() + " --json\n");
+  auto gone = ask(job("stop", {"--pod", "gone"}));
+  EXPECT_EQ(gone->wait(), 2);
+  EXPECT_THAT(gone->err(), HasSubstr("--pod gone: Error from server"));
 }
 
 TEST_F(ResizeCommand, NothingToGoOnFromIsRefused) {

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -528,6 +529,37 @@ TEST_F(ResumeCommand, VerifyProvesACheckpoint) {
   EXPECT_THAT(
       answer.at("loaded").at(0).get<std::string>(), HasSubstr("here are 4"));
   refused({kEchelon, "verify", kDigits, "--resume"}, 2, "give both");
+}
+
+// The run that both begin with has saved between their looks.
+TEST_F(ResumeCommand, RanksThatFindDifferentCheckpointsSaySo) {
+  finishes(train(4, {"--set", "checkpoint.every_steps=2"}));
+  const int port = testing_support::free_port();
+  const auto rank = [&](int number) {
+    const std::string name = folder_.path() + "/" + std::to_string(number);
+    std::string text = testing_support::read_file(run() + "/config.toml");
+    const auto put = [&](const std::string& key, const std::string& value) {
+      const size_t at = text.find("\n" + key + " = ") + 1;
+      text.replace(at, text.find('\n', at) - at, key + " = \"" + value + "\"");
+    };
+    put("run", folder_.path() + "/next");
+    put("resume", checkpoints().at(static_cast<size_t>(number)).path.string());
+    std::ofstream(name) << text;
+    return std::make_unique<Command>(
+        Words{program("echelon-train"), "train", name},
+        Words{
+            "RANK=" + std::to_string(number),
+            "LOCAL_RANK=" + std::to_string(number), "WORLD_SIZE=2",
+            "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+            "MASTER_PORT=" + std::to_string(port)});
+  };
+  const auto first = rank(0), second = rank(1);
+  for (Command* one : {first.get(), second.get()}) {
+    EXPECT_NE(one->wait(), 0);
+    EXPECT_THAT(
+        one->err(),
+        HasAll("resume = ", "ranks have found different checkpoints"));
+  }
 }
 
 }  // namespace echelon::resume_command_test

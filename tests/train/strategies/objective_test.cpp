@@ -41,21 +41,27 @@ Batch texts() {
   return batch;
 }
 
+TrainingObjective on_one_rank(
+    const std::shared_ptr<const Objective>& objective, bool text = false) {
+  return {objective, text, {}, Group::alone("data")};
+}
+
 TEST(Classification, CountsSamples) {
-  const auto objective = classification(3);
+  const auto objective = on_one_rank(classification(3));
   const auto scores = torch::tensor({{2.0, 1.0, 0.0}, {0.0, 1.0, 2.0}});
   const auto targets = torch::tensor({0, 1});
-  EXPECT_FALSE(objective->counts_tokens());
-  EXPECT_EQ(std::get<int64_t>(objective->count(targets)), 2);
-  EXPECT_EQ(objective->count_whole({.global_count = 40}), 40);
-  EXPECT_EQ(objective->count_correct({scores}, targets).item<int64_t>(), 1);
+  EXPECT_FALSE(objective.counts_tokens());
+  EXPECT_EQ(std::get<int64_t>(objective.count({targets})), 2);
+  EXPECT_EQ(objective.count_whole({.global_count = 40}), 40);
+  EXPECT_EQ(
+      classification(3)->count_correct({scores}, {targets}).item<int64_t>(), 1);
   const double log_sum = std::log(1 + std::exp(1.0) + std::exp(2.0));
   EXPECT_NEAR(
-      objective->loss_sum({scores}, targets).item<double>(),
+      objective.loss_sum({scores}, {targets}).item<double>(),
       (log_sum - 2) + (log_sum - 1), 1e-6);
   EXPECT_THAT(
       error_text<ConfigError>([&] {
-        objective->loss_sum({scores, targets}, targets);
+        objective.loss_sum({scores, targets}, {targets});
       }),
       HasSubstr("returns float32 [2, 3] and int64 [2]"));
 }
@@ -64,7 +70,8 @@ TEST(Classification, EachClassHasAScore) {
   const auto targets = torch::tensor({0, 1});
   EXPECT_EQ(
       error_text<ConfigError>([&] {
-        classification(3)->loss_sum({torch::rand({2, 1})}, targets);
+        on_one_rank(classification(3))
+            .loss_sum({torch::rand({2, 1})}, {targets});
       }),
       "the model's last layer returns float32 [2, 1], and there are 3 classes; "
       "let it return a score for each, as [samples, 3], or set [model] "
@@ -80,8 +87,9 @@ TEST(Classification, LossesOfLowPrecisionAreSummedInFloat32) {
     const auto scores =
         parity::random({kSamples, 10}, 1).to(dtype).requires_grad_();
     const auto exact = scores.detach().to(torch::kFloat64).requires_grad_();
-    const auto loss = classification(10)->loss_sum({scores}, targets);
-    const auto expected = classification(10)->loss_sum({exact}, targets);
+    const auto objective = on_one_rank(classification(10));
+    const auto loss = objective.loss_sum({scores}, {targets});
+    const auto expected = objective.loss_sum({exact}, {targets});
     EXPECT_EQ(loss.scalar_type(), torch::kFloat32);
     EXPECT_NEAR(loss.item<double>() / expected.item<double>(), 1.0, 1e-6);
     loss.backward();
@@ -93,13 +101,13 @@ TEST(Classification, LossesOfLowPrecisionAreSummedInFloat32) {
 }
 
 TEST(NextToken, CountsTokensThatHaveATarget) {
-  const auto objective = next_token(kWords, {});
+  const auto objective = on_one_rank(next_token(kWords, {}), true);
   const Batch batch = texts();
-  EXPECT_TRUE(objective->counts_tokens());
+  EXPECT_TRUE(objective.counts_tokens());
   EXPECT_EQ(
-      std::get<Tensor>(objective->count(batch.targets)).item<int64_t>(), 15);
+      std::get<Tensor>(objective.count({batch.targets})).item<int64_t>(), 15);
   EXPECT_EQ(
-      std::get<int64_t>(next_token(kWords, {}, true)->count(batch.targets)),
+      std::get<int64_t>(next_token(kWords, {}, true)->count({batch.targets})),
       batch.targets.numel());
   const auto scores = parity::random({6, kSequence, kWords}, 1);
   const auto losses = -torch::log_softmax(scores, -1);
@@ -113,10 +121,10 @@ TEST(NextToken, CountsTokensThatHaveATarget) {
       correct += scores[i][j].argmax().item<int64_t>() == target ? 1 : 0;
     }
   }
-  const auto sum = objective->loss_sum({scores}, batch.targets);
+  const auto sum = objective.loss_sum({scores}, {batch.targets});
   EXPECT_NEAR(sum.item<double>(), expected, 1e-12);
   Score some;
-  objective->evaluate(some, {scores}, batch.targets);
+  objective.evaluate(some, {scores}, {batch.targets});
   const Score::Totals score = some.totals();
   EXPECT_NEAR(score.loss_sum, expected, 1e-12);
   EXPECT_EQ(score.count, 15);
@@ -125,19 +133,19 @@ TEST(NextToken, CountsTokensThatHaveATarget) {
 }
 
 TEST(NextToken, TokensStayIntegers) {
-  const auto text = next_token(kWords, {});
+  const auto text = on_one_rank(next_token(kWords, {}), true);
   Batch batch = texts();
   batch.inputs = batch.inputs.to(torch::kInt32);
   batch.more = {torch::arange(6)};
-  const Batch ready = text->prepared(batch, torch::kCPU, torch::kFloat32);
+  const Batch ready = text.prepared(batch, torch::kCPU, torch::kFloat32);
   EXPECT_EQ(ready.inputs.scalar_type(), torch::kInt64);
   EXPECT_EQ(inputs_of(ready).size(), 2U);
   EXPECT_TRUE(inputs_of(piece_of(ready, 2, 3))[1].equal(torch::arange(2, 5)));
   // Pixels are numbers, of whatever type the file has them.
   batch.inputs = torch::ones({6, 1, 2, 2}, torch::kUInt8);
   EXPECT_EQ(
-      classification(10)
-          ->prepared(batch, torch::kCPU, torch::kFloat64)
+      on_one_rank(classification(10))
+          .prepared(batch, torch::kCPU, torch::kFloat64)
           .inputs.scalar_type(),
       torch::kFloat64);
 }
@@ -158,8 +166,10 @@ TEST(LossScale, ABatchWithoutTargetsIsAnError) {
   batch.targets.fill_(-100);
   const Group alone = Group::alone("dp");
   EXPECT_THAT(
-      error_text<DataError>(
-          [&] { loss_scale(*next_token(kWords, {}), batch, alone, true); }),
+      error_text<DataError>([&] {
+        loss_scale(
+            on_one_rank(next_token(kWords, {}), true), batch, alone, true);
+      }),
       HasSubstr("no token with a target"));
 }
 
@@ -206,17 +216,18 @@ Result gradients_of(Job job) {
 
 // The losses of a mixture's router, behind the scores.
 TEST(NextToken, EachTargetCountsTheRoutersLossOfItsText) {
-  const auto objective = next_token(kWords, {}, /*every_target_counts=*/false);
+  const auto objective = on_one_rank(next_token(kWords, {}), /*text=*/true);
   const Batch batch = texts();
   const auto scores = parity::random({6, kSequence, kWords}, 1);
   const auto losses = parity::random({6}, 2);
-  double expected = objective->loss_sum({scores}, batch.targets).item<double>();
+  double expected =
+      objective.loss_sum({scores}, {batch.targets}).item<double>();
   for (int64_t text = 0; text < 6; ++text) {
     expected +=
         static_cast<double>(kSequence - text) * losses[text].item<double>();
   }
   EXPECT_NEAR(
-      objective->loss_sum({scores, losses}, batch.targets).item<double>(),
+      objective.loss_sum({scores, losses}, {batch.targets}).item<double>(),
       expected, 1e-12);
 }
 
