@@ -9,6 +9,9 @@ project(@NAME@ LANGUAGES CXX)
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
+# LibTorch's kernels compute. With -O1 a rebuild takes a third less time than
+# with -O3; choose that for hot loops of your own.
+set(CMAKE_CXX_FLAGS_RELEASE "-O1 -DNDEBUG")
 find_package(Echelon REQUIRED)
 
 # A library that `echelon train` loads ([model] library in train.toml).
