@@ -27,6 +27,8 @@ SignalFile::SignalFile() {
 }
 
 SignalFile::~SignalFile() {
+  while (next() != 0) {
+  }
   close(fd_);
   sigaction(SIGPIPE, &pipe_before_, nullptr);
   sigaction(SIGXFSZ, &size_before_, nullptr);

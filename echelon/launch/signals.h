@@ -8,6 +8,8 @@
 namespace echelon::launch {
 
 /// Redirects the launcher's signals to a file; restores them when destroyed.
+/// One that came and was not read is dropped then: the job has ended, and the
+/// launcher must end with the job's exit code.
 class SignalFile {
  public:
   SignalFile();

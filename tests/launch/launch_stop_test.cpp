@@ -10,6 +10,7 @@
 #include <map>
 #include <thread>
 
+#include "echelon/launch/signals.h"
 #include "tests/launch/launched.h"
 
 namespace echelon::testing_support::launch_stop_test {
@@ -390,6 +391,18 @@ TEST(Orphans, NoneWhenTheRankIsKilledAboveAWrapper) {
       job.err_lines().back(),
       StartsWith("rank 1: exit code 137 (a shell's for SIGKILL)"));
   EXPECT_TRUE(job.living().empty());
+}
+
+// As when the other hosts have stopped a launcher before its own signal comes.
+TEST(SignalFile, ASignalThatNobodyReadsKillsNobody) {
+  const auto ends = [] {
+    {
+      const launch::SignalFile signals;
+      ::raise(SIGTERM);
+    }
+    ::_exit(75);
+  };
+  EXPECT_EXIT(ends(), testing::ExitedWithCode(75), "");
 }
 
 }  // namespace echelon::testing_support::launch_stop_test
