@@ -137,8 +137,8 @@ class Dataset {
 
   /// True when samples come from open(), not by index.
   virtual bool is_stream() const { return false; }
-  /// Opens the stream of context.epoch at its first sample. It may outlive
-  /// nothing but this data set.
+  /// Opens the stream of context.epoch at its first sample. It must
+  /// not outlive this data set.
   virtual std::unique_ptr<SampleStream>
   open(const SampleContext& context) const;
 

@@ -40,15 +40,16 @@ struct Window {
 /// memory and a rank's part of a batch takes less than 50 us, next() loads it
 /// and there are no threads.
 ///
-/// Of a stream (SampleStream), a global batch is the next global_batch samples,
-/// each rank takes its rank_share() of a full one, and one thread reads ahead.
+/// From a stream (SampleStream), a global batch is the next global_batch
+/// samples, each rank takes its rank_share() of a full one, and one thread
+/// reads ahead.
 ///
 /// One thread uses a loader. It may be destroyed at any time; its threads first
 /// finish the samples that they are loading.
 class Loader {
  public:
   /// `dataset` outlives the loader. Starts at epoch 0. Throws ConfigError, also
-  /// when `drop_last` would leave no batch. Of a stream, options.samples is
+  /// when `drop_last` would leave no batch. For a stream, options.samples is
   /// empty.
   Loader(const Dataset& dataset, LoaderOptions options);
   ~Loader();

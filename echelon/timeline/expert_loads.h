@@ -13,8 +13,8 @@ namespace echelon::timeline {
 struct ExpertLoads {
   std::string layer;            // "model.layers.0.mlp"
   std::vector<int64_t> chosen;  // by expert: tokens that chose it
-  /// Of these, the dropped ones ([model] capacity_factor); empty: none in the
-  /// whole layer.
+  /// How many of these were dropped ([model] capacity_factor); empty: none in
+  /// the whole layer.
   std::vector<int64_t> dropped;
 
   int64_t total() const;
@@ -24,14 +24,14 @@ struct ExpertLoads {
   bool operator==(const ExpertLoads&) const = default;
 };
 
-/// `counts`: of each layer's experts the tokens that chose it, layer after
-/// layer, and then in the same order the dropped ones.
+/// `counts` has the tokens that chose each expert, layer after layer, and then
+/// the dropped ones in the same order.
 std::vector<ExpertLoads> expert_loads(
     const std::vector<std::string>& layers, const std::vector<int64_t>& counts);
 
 /// The largest of the layers' imbalances.
 double imbalance_of(const std::vector<ExpertLoads>& layers);
-/// Of all choices of experts by tokens, the share that was dropped, 0 to 1.
+/// The share of all choices of experts that was dropped, 0 to 1.
 double dropped_share(const std::vector<ExpertLoads>& layers);
 
 /// "expert 3 of model.layers.0.mlp, 61.5 % of its own": the expert with the

@@ -722,8 +722,7 @@ void Loop::record_experts(
     if (share > kToldShare && !std::exchange(told_of_drops_, true)) {
       log_.message(format(
           "warning: step {}: {} of the choices of experts were dropped, most "
-          "of "
-          "them by {}; raise [model] capacity_factor = {} or aux_loss. "
+          "of them by {}; raise [model] capacity_factor = {} or aux_loss. "
           "dropped_share in metrics.jsonl tells of later steps",
           queued.step, format_percent(share), timeline::most_dropped(loads),
           format_number(job_.model.capacity_factor)));

@@ -109,7 +109,7 @@ class Assignment {
 
   /// Rows of each expert. Their sum is tokens * k, less the dropped choices.
   const std::vector<int64_t>& counts() const { return counts_; }
-  /// Of each expert: how many chose it, and how many of these were dropped
+  /// How many choices each expert got, and how many of these were dropped
   /// (undefined without a capacity). int64 [num_experts] on the device.
   const torch::Tensor& loads() const { return loads_; }
   const torch::Tensor& dropped() const { return dropped_; }
