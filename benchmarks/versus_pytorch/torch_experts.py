@@ -6,10 +6,7 @@ the experts, computed one expert after the other, and sent back.
 --alone trains all experts on each rank by itself.
 """
 import argparse
-import json
-import os
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,12 +17,7 @@ from torch.distributed._functional_collectives import (
 )
 from torch.nn import functional as F
 
-
-def memory_of(key):
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return 1024 * int(line.split()[1])
-    return 0
+from torch_ranks import finish, memory_of
 
 
 class Mixture(nn.Module):
@@ -143,18 +135,7 @@ def main():
         dist.all_reduce(loss)
         result["losses"].append(loss.item() / size)
 
-    for key, value in (
-        ("peak_bytes", memory_of("VmHWM")), ("base_bytes", base_bytes)
-    ):
-        every = [None] * size
-        dist.all_gather_object(every, value)
-        result[key] = every
-    if rank == 0:
-        Path(options.out).write_text(json.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()
-    # Gloo's threads now and then abort the interpreter's own end.
-    os._exit(0)
+    finish(result, base_bytes, options.out)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@
 """
 import argparse
 import contextlib
-import json
 import os
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,13 +21,7 @@ from torch.nn import functional as F
 
 import torch_ring
 from torch_gpt import Gpt, Shape, cut, load, make_optimizer, shard
-
-
-def memory_of(key):
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return 1024 * int(line.split()[1])
-    return 0
+from torch_ranks import finish, memory_of
 
 
 def start(options):
@@ -135,18 +127,7 @@ def main():
             loss /= size
         result["losses"].append(loss.item())
 
-    own = {"peak_bytes": memory_of("VmHWM"), "base_bytes": base_bytes}
-    for key, value in own.items():
-        every = [value] * size
-        if not options.alone:
-            dist.all_gather_object(every, value)
-        result[key] = every
-    if rank == 0:
-        Path(options.out).write_text(json.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()
-    # Gloo's threads now and then abort the interpreter's own end.
-    os._exit(0)
+    finish(result, base_bytes, options.out, not options.alone)
 
 
 if __name__ == "__main__":

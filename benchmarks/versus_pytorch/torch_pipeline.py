@@ -1,6 +1,5 @@
 """PyTorch's side of a pipeline: run by torchrun, rank 0 writes JSON to --out."""
 import argparse
-import json
 import time
 from pathlib import Path
 
@@ -9,6 +8,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed import pipelining
+
+from torch_ranks import finish, memory_of
 
 KINDS = {
     "gpipe": (pipelining.ScheduleGPipe, "straight"),
@@ -59,13 +60,6 @@ def write_start(folder, blocks, width, samples):
         data,
     )
     return weights, data
-
-
-def memory_of(key):
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return 1024 * int(line.split()[1])
-    return 0
 
 
 def stages_of(style, rank, ranks):
@@ -148,16 +142,7 @@ def main():
         dist.all_reduce(total)
         result["losses"].append(total.item())
 
-    for key, value in (
-        ("peak_bytes", memory_of("VmHWM")),
-        ("base_bytes", base_bytes),
-    ):
-        every = [None] * size
-        dist.all_gather_object(every, value)
-        result[key] = every
-    if rank == 0:
-        Path(options.out).write_text(json.dumps(result))
-    dist.destroy_process_group()
+    finish(result, base_bytes, options.out)
 
 
 if __name__ == "__main__":
