@@ -187,7 +187,7 @@ World World::from_environment(const CommOptions& options) {
     all.push_back(rank_gpus_from_text(one));
   }
   impl->choose(all);
-  if (impl->kind != BackendKind::nccl) avoid_flight_recorder();
+  avoid_flight_recorder();  // a job on GPUs has Gloo groups too
   if (env.local_world_size == env.world_size) keep_nccl_on_this_host();
   impl->address = reachable_address(env);
   impl->use_accelerator();
