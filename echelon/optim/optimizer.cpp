@@ -339,7 +339,7 @@ void check_options(const OptimizerOptions& options) {
   const char* kNotNegative = "a finite number, 0 or more";
   check_range(
       "learning_rate", options.learning_rate, 0, kInfinity, kNotNegative);
-  check_range("weight_decay", options.weight_decay, 0, kInfinity, kNotNegative);
+  check_range("weight_decay", options.decay(), 0, kInfinity, kNotNegative);
   check_range("momentum", options.momentum, 0, kInfinity, kNotNegative);
   check_range("beta1", options.beta1, 0, 1, "in [0, 1)");
   check_range("beta2", options.beta2, 0, 1, "in [0, 1)");
@@ -384,8 +384,7 @@ parameter_groups(const NamedTensors& parameters, double weight_decay) {
 
 std::unique_ptr<Optimizer> make_optimizer(
     const OptimizerOptions& options, const NamedTensors& parameters) {
-  return make_optimizer(
-      options, parameter_groups(parameters, options.weight_decay));
+  return make_optimizer(options, parameter_groups(parameters, options.decay()));
 }
 
 std::unique_ptr<Optimizer> make_optimizer(

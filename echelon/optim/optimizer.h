@@ -114,7 +114,7 @@ std::unique_ptr<Optimizer> make_optimizer(
 std::vector<ParameterGroup>
 parameter_groups(const NamedTensors& parameters, double weight_decay);
 
-/// The same, over parameter_groups(parameters, options.weight_decay).
+/// The same, over parameter_groups(parameters, options.decay()).
 std::unique_ptr<Optimizer>
 make_optimizer(const OptimizerOptions& options, const NamedTensors& parameters);
 

@@ -338,9 +338,14 @@ void bind(config::Section& section, OptimizerOptions& options) {
   section.field(
       "learning_rate", options.learning_rate,
       "the learning rate after the warmup", {.above = 0});
+  double decay = options.decay();
   section.field(
-      "weight_decay", options.weight_decay,
-      "not applied to biases and norm parameters", {.at_least = 0});
+      "weight_decay", decay,
+      "not applied to biases and norm parameters; by default 0.01 for adamw, 0 "
+      "for adam and sgd",
+      {.at_least = 0});
+  // A default follows the name when a program changes it.
+  if (decay != options.decay()) options.weight_decay = decay;
   section.field(
       "momentum", options.momentum, "sgd: momentum",
       {.at_least = 0, .below = 1});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace echelon {
@@ -17,10 +18,12 @@ std::string to_string(OptimizerKind kind);
 struct OptimizerOptions {
   OptimizerKind name = OptimizerKind::adamw;
   double learning_rate = 1e-3;
-  double weight_decay = 0.01;  // not applied to biases and norm parameters
-  double momentum = 0.0;       // sgd
-  bool nesterov = false;       // sgd
-  double beta1 = 0.9;          // adam, adamw
+  /// Not applied to biases and norm parameters. Unset: PyTorch's default of
+  /// the optimizer, which decay() gives.
+  std::optional<double> weight_decay;
+  double momentum = 0.0;  // sgd
+  bool nesterov = false;  // sgd
+  double beta1 = 0.9;     // adam, adamw
   double beta2 = 0.999;
   double epsilon = 1e-8;
   double clip_norm = 0.0;  // largest global gradient norm; 0: no clipping
@@ -30,6 +33,11 @@ struct OptimizerOptions {
   double final_factor = 0.0;  // cosine, linear: last rate / first rate
   int64_t step_every = 0;     // step: steps between two drops
   double step_factor = 0.1;   // step: what a drop multiplies by
+
+  /// weight_decay, or its default: 0.01 for adamw, 0 for adam and sgd.
+  double decay() const {
+    return weight_decay.value_or(name == OptimizerKind::adamw ? 0.01 : 0.0);
+  }
 };
 
 }  // namespace echelon

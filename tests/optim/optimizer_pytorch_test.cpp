@@ -83,7 +83,7 @@ nlohmann::json to_json(const Case& c) {
   return {
       {"name", to_string(o.name)},
       {"learning_rate", o.learning_rate},
-      {"weight_decay", o.weight_decay},
+      {"weight_decay", o.decay()},
       {"momentum", o.momentum},
       {"nesterov", o.nesterov},
       {"beta1", o.beta1},
@@ -129,7 +129,7 @@ std::vector<double> run(const Case& c, const torch::Tensor& values) {
     parameters.push_back(part.set_requires_grad(true));
   }
   std::vector<ParameterGroup> groups(2);
-  groups[0].weight_decay = c.options.weight_decay;
+  groups[0].weight_decay = c.options.decay();
   groups[1].learning_rate_factor = c.second_rate_factor;
   for (size_t i = 0; i < parameters.size(); ++i) {
     groups[parameters[i].dim() > 1 ? 0 : 1].parameters.emplace_back(

@@ -48,4 +48,26 @@ TEST(LayoutOptions, LongAndShortNames) {
   }
 }
 
+// As in PyTorch: only AdamW decays by default.
+TEST(OptimizerOptions, DefaultDecayIsThatOfTheOptimizer) {
+  const auto decay = [](const std::string& text) {
+    auto document = config::Document::parse("[optimizer]\n" + text, "f.toml");
+    auto section = document.section("optimizer", "");
+    OptimizerOptions options;
+    bind(section, options);
+    document.finish();
+    return options.decay();
+  };
+  EXPECT_EQ(decay(""), 0.01);
+  EXPECT_EQ(decay("name = \"adamw\""), 0.01);
+  EXPECT_EQ(decay("name = \"adam\""), 0);
+  EXPECT_EQ(decay("name = \"sgd\""), 0);
+  EXPECT_EQ(decay("name = \"sgd\"\nweight_decay = 0.01"), 0.01);
+  EXPECT_EQ(decay("weight_decay = 0.0"), 0);
+  // A program may change the name of a job that it has read.
+  OptimizerOptions options;
+  options.name = OptimizerKind::adam;
+  EXPECT_EQ(options.decay(), 0);
+}
+
 }  // namespace echelon::options_test

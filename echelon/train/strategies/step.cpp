@@ -305,8 +305,7 @@ TrainingState::TrainingState(
           timeline::MemoryKind::optimizer_state,
           [&] {
             return make_optimizer(
-                job.optimizer,
-                model_->optimizer_groups(job.optimizer.weight_decay));
+                job.optimizer, model_->optimizer_groups(job.optimizer.decay()));
           })),
       schedule_(job.optimizer, total_steps),
       scaler_(

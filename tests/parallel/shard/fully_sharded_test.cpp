@@ -248,7 +248,7 @@ TEST_P(FullySharded, ParameterGroupsTrainLikeOneDevice) {
   Ranks{2}.run([&](World& world) {
     FullyShardedDataParallel<UserNetImpl> sharded(
         make_net().ptr(), options_of(world, GetParam()));
-    const auto groups = sharded.parameter_groups(adamw.weight_decay);
+    const auto groups = sharded.parameter_groups(adamw.decay());
     ASSERT_EQ(groups.size(), 2U);
     EXPECT_EQ(groups[0].weight_decay, 0.1);
     EXPECT_EQ(groups[1].weight_decay, 0.0);

@@ -165,8 +165,7 @@ struct ShardedNet {
 
   std::unique_ptr<Optimizer> optimizer(const Plan& plan) const {
     const auto options = optimizer_options(plan);
-    return make_optimizer(
-        options, units.parameter_groups(options.weight_decay));
+    return make_optimizer(options, units.parameter_groups(options.decay()));
   }
 
   std::shared_ptr<Network> network;
