@@ -1,10 +1,13 @@
 #include "echelon/cli/count.h"
 
 #include <chrono>
+#include <cmath>
+#include <iostream>
 #include <string>
 
 #include "echelon/cli/programs.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::cli {
 namespace {
@@ -41,6 +44,22 @@ cost::ModelShape count_layers(Job job, bool on_processor) {
                             : first_error(counted.err));
   }
   return cost::read_counted_model(layers);
+}
+
+void count_own_parameters(Job job, JobFacts& facts) {
+  if (job.model.name != kOwnModel) return;
+  // On one rank, so that each parameter is counted once.
+  job.layout = {};
+  job.train.rank_batch = {};
+  try {
+    facts.num_parameters =
+        std::llround(count_layers(job, /*on_processor=*/true).num_parameters());
+    facts.num_trained = facts.num_saved = facts.num_parameters;
+  } catch (const ConfigError& error) {
+    std::cerr << format(
+        "warning: whether the model fits into memory is not known: {}\n",
+        error.what());
+  }
 }
 
 }  // namespace echelon::cli

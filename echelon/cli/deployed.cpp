@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "echelon/authentication/key.h"
+#include "echelon/cli/count.h"
 #include "echelon/cli/job_memory.h"
 #include "echelon/cli/programs.h"
 #include "echelon/cluster/catalogue.h"
@@ -283,7 +284,8 @@ Deployed deployed(const DeployArguments& given) {
   const bool may_have_gpus = take_devices(arguments, arguments.job);
   arguments.job.num_hosts = hosts.most;
   Job job = load(arguments.job);
-  const JobFacts facts = check(arguments.job, job);
+  JobFacts facts = check(arguments.job, job);
+  count_own_parameters(job, facts);
   job.model.classes = facts.classes;
   check_hosts(job, static_cast<int>(hosts.most));
   check_restarts(job);

@@ -59,7 +59,10 @@ std::string memory_excess(const Job& job, const JobFacts& facts) {
       std::chrono::minutes(10));
   if (plan.exit_code != static_cast<int>(ExitCode::configuration)) return "";
   std::string text = plan.err;
-  if (text.starts_with("error: ")) text.erase(0, 7);
+  // A library of [model] library may have printed something before it.
+  const std::string mark = "error: ";
+  const size_t error = ("\n" + text).find("\n" + mark);
+  if (error != std::string::npos) text.erase(0, error + mark.size());
   while (!text.empty() && text.back() == '\n') text.pop_back();
   // The host's memory has a place of its own.
   if (text.starts_with("rank ")) {

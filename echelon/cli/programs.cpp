@@ -267,7 +267,9 @@ int launch_echelon_train(
         options.command.end(), {"--threads", std::to_string(num_ranks)});
     options.num_ranks = 1;
   }
-  options.terminal = launch::Terminal::rank_zero;
+  if (options.terminal != launch::Terminal::hidden) {
+    options.terminal = launch::Terminal::rank_zero;
+  }
   options.listen_early = true;
   options.fork_ranks = true;
   return launch::run(options);

@@ -16,6 +16,7 @@
 #include "echelon/checkpoint/memory/memory_slots.h"
 #include "echelon/checkpoint/remote/remote_checkpoints.h"
 #include "echelon/cli/arguments.h"
+#include "echelon/cli/count.h"
 #include "echelon/cli/job_hosts.h"
 #include "echelon/cli/job_memory.h"
 #include "echelon/cli/programs.h"
@@ -58,7 +59,10 @@ void print_facts(const Job& job, const JobFacts& facts) {
       "  run     {} of {}, into {}\n",
       job.document.name(),
       job.model.name == kOwnModel
-          ? "own, of " + job.model.library
+          ? format("own, of {}", job.model.library) +
+                (facts.num_parameters == 0
+                     ? ""
+                     : ", " + counted(facts.num_parameters, "parameter"))
           : format(
                 "{}, {}, {}", job.model.name,
                 counted(facts.num_parameters, "parameter"),
@@ -162,7 +166,8 @@ int dry_run(const TrainArguments& arguments) {
   Job job = load(arguments.job);
   if (job.train.steps == 0 && job.train.epochs == 0) job.train.steps = 1;
   const bool here = arguments.on.empty();
-  const JobFacts facts = check(arguments.job, job);
+  JobFacts facts = check(arguments.job, job);
+  count_own_parameters(job, facts);
   job.model.classes = facts.classes;
   Job placed = job;
   if (!here) place_on(placed, cluster::find_cluster(arguments.on));
@@ -454,7 +459,7 @@ int train(const TrainArguments& given) {
         "read metrics.jsonl of the run");
   }
   Job job = load(arguments.job);
-  const JobFacts facts = check(arguments.job, job);
+  JobFacts facts = check(arguments.job, job);
   job.model.classes = facts.classes;
   check_hosts(job, options.num_nodes);
   check_folder_of_hosts(job, options.num_nodes);
@@ -475,11 +480,13 @@ int train(const TrainArguments& given) {
                              : !job.train.overwrite &&
                                    std::filesystem::exists(run / "config.toml");
   if (arguments.check) {
+    count_own_parameters(job, facts);
     print_facts(job, facts);
     return 0;
   }
   if (resumes && is_done(job, facts)) return 0;
   find_echelon_train();  // throws before the run folder is made
+  count_own_parameters(job, facts);
   check_memory(job, facts);
   warn_of_few_cores(job.layout.num_ranks() / options.num_nodes);
   options.log_dir = (run / "log").string();

@@ -242,6 +242,8 @@ Show Job::show_of(int rank) const {
       return start_.world_size == 1 ? Show::raw : Show::plain;
     case Terminal::rank_zero:
       return rank == 0 ? Show::direct : Show::hidden;
+    case Terminal::hidden:
+      return Show::hidden;
   }
   return Show::prefixed;
 }

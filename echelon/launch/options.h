@@ -24,6 +24,7 @@ enum class Terminal {
   plain,      // every line of every rank, unchanged
   rank_zero,  // rank 0 alone: its stdout is the launcher's own, so it can draw
               // a progress line; its stderr is shown unchanged
+  hidden,     // nothing of any rank: the logs have it
 };
 
 /// What a job needs of this host. Empty and 0: not known.

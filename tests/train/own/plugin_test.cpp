@@ -72,13 +72,65 @@ TEST_F(Plugin, TrainsVerifiesPlansAndCounts) {
 
   Command check(Words{kEchelon, "train", own, "--check", "-n", "2"});
   EXPECT_EQ(check.wait(), 0) << check.err();
-  EXPECT_THAT(check.out(), HasAll("own, of " + kLibrary, "6 steps"));
+  EXPECT_THAT(
+      check.out(),
+      HasAll("own, of " + kLibrary + ", 311 parameters", "6 steps"));
   Command plan(Words{kEchelon, "train", own, "--dry-run", "-n", "2"});
   EXPECT_EQ(plan.wait(), 0) << plan.err();
   EXPECT_THAT(plan.out(), HasSubstr("parameters"));
   Command count(Words{program("echelon-train"), "count", own});
   EXPECT_EQ(count.wait(), 0) << count.err();
   EXPECT_THAT(count.out(), HasAll("\"up\"", "\"loss\""));
+}
+
+// Memory is checked before the ranks start, as that of a model that is built
+// in; where layers cannot be counted, training starts nevertheless.
+TEST_F(Plugin, ItsParametersAreCountedBeforeTheStart) {
+  const std::string own = config(kLibrary);
+  Command small(
+      Words{kEchelon, "train", own, "-n", "2"} +
+      set({"memory.limit_bytes=\"4 KiB\""}));
+  EXPECT_EQ(small.wait(), static_cast<int>(ExitCode::configuration));
+  EXPECT_THAT(
+      small.err(), HasAll("--set memory.limit_bytes", "rank 0 needs 13.1 KiB"));
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("run")));
+  Command dry(Words{kEchelon, "train", own, "--dry-run", "-n", "2"});
+  EXPECT_EQ(dry.wait(), 0) << dry.err();
+  EXPECT_THAT(dry.out(), HasSubstr("restarts take 21.9 KiB"));
+  Command broken(
+      Words{kEchelon, "train", own, "--check", "-n", "2"},
+      {"OWN_PLUGIN=throws"});
+  EXPECT_EQ(broken.wait(), 0) << broken.err();
+  EXPECT_THAT(
+      broken.err(), HasAll("fits into memory is not known", "no weights here"));
+}
+
+TEST_F(Plugin, ABenchmarkOfItsStepKeepsNothing) {
+  const std::string own = config(kLibrary);
+  const Words bench = {kEchelon, "bench", "step", own, "-n", "2"};
+  Command json(bench + Words{"--steps", "4", "--warmup", "2", "--json"});
+  EXPECT_EQ(json.wait(), 0) << json.err();
+  const auto figures = nlohmann::json::parse(json.out());
+  EXPECT_EQ(figures.at("layout"), "dp=2");
+  EXPECT_EQ(figures.at("parameters"), 311);
+  EXPECT_EQ(figures.at("steps"), 4);
+  const double step = figures.at("step_seconds");
+  EXPECT_GT(step, 0);
+  EXPECT_LE(figures.at("fastest_step_seconds"), step);
+  EXPECT_GE(figures.at("slowest_step_seconds"), step);
+  EXPECT_GT(figures.at("samples_per_second"), 0);
+  EXPECT_LT(figures.at("forward_seconds"), figures.at("slowest_step_seconds"));
+  EXPECT_GT(figures.at("peak_memory_bytes"), 1 << 20);
+  Command text(bench + set({"train.batch=24"}));
+  EXPECT_EQ(text.wait(), 0) << text.err();
+  EXPECT_THAT(
+      text.out(), HasAll(
+                      "dp=2, 311 parameters, batch 24", "the median of 20",
+                      "samples/s", "forward ", "memory "));
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("run")));
+  Command broken(bench + Words{"--steps", "0"});
+  EXPECT_EQ(broken.wait(), static_cast<int>(ExitCode::configuration));
+  EXPECT_THAT(broken.err(), HasSubstr("--steps 0"));
 }
 
 // No formula knows the layers of a library, so they are counted.
