@@ -38,12 +38,19 @@ namespace {
 
 }  // namespace
 
-// The ranks are threads with one store, one board and one hub. The first error
-// is kept; a World that ends with it fails the others' collectives, so all
-// threads end.
 void run_ranks(
     int num_ranks, const std::function<void(World&)>& body,
     const CommOptions& options) {
+  detail::run_ranks(
+      num_ranks, body, options, c10::make_intrusive<c10d::HashStore>());
+}
+
+// The ranks are threads with one store, one board and one hub. The first error
+// is kept; a World that ends with it fails the others' collectives, so all
+// threads end.
+void detail::run_ranks(
+    int num_ranks, const std::function<void(World&)>& body,
+    const CommOptions& options, const c10::intrusive_ptr<c10d::Store>& store) {
   if (num_ranks < 1) {
     throw ConfigError(
         format("run_ranks: {} ranks; at least 1 is needed", num_ranks));
@@ -55,8 +62,6 @@ void run_ranks(
   }
   avoid_flight_recorder();
   keep_nccl_on_this_host();
-  const c10::intrusive_ptr<c10d::Store> store =
-      c10::make_intrusive<c10d::HashStore>();
   const auto board = std::make_shared<MemoryBoard>(num_ranks);
   const auto hub = local::make_hub(num_ranks);
   std::vector<std::shared_ptr<Communicators>> communicators;

@@ -1,10 +1,11 @@
-// The members of a World; for the files of comm/ alone, since they have c10d's
-// types.
+// The members of a World; for the files of comm/ and tests alone, since they
+// have c10d's types.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -71,4 +72,13 @@ struct World::Impl {
   static std::vector<int> all_ranks(int size);
 };
 
+namespace detail {
+
+/// run_ranks() with a store that the caller gives: tests see what is asked of
+/// it.
+void run_ranks(
+    int num_ranks, const std::function<void(World&)>& body,
+    const CommOptions& options, const c10::intrusive_ptr<c10d::Store>& store);
+
+}  // namespace detail
 }  // namespace echelon
