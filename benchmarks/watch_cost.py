@@ -22,7 +22,6 @@ import re
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -58,17 +57,20 @@ class Run:
         self.folder = Path(folder) / name
         words = [echelon, "train", ROOT / "examples/configs/digits.toml", "-n", "1",
                  "--max-restarts", "0", "--set", f"train.run={self.folder}",
+                 # The watchers have a core of their own, as on a host with some to spare.
+                 "--set", f"train.threads={max(1, os.cpu_count() - 1)}",
                  "--set", "train.epochs=1000000", "--set", f"train.batch={batch}",
                  # A pause shows where it falls into a step.
                  "--set", "train.eval_every=1000000000"]
         for one in settings:
             words += ["--set", one]
         self.job = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.stops = []  # how many lines the metrics had
         self.rank = 0
         while self.rank <= 0 or self.steps() < 50:
             time.sleep(0.2)
             self.rank = self.process()
-        os.kill(self.rank, signal.SIGSTOP)
+        self.stop()
 
     def process(self):
         """Of the rank; 0: it has not started."""
@@ -83,25 +85,25 @@ class Run:
         except OSError:
             return 0
 
+    def stop(self):
+        os.kill(self.rank, signal.SIGSTOP)
+        time.sleep(0.02)  # a system call that it is in may end
+        self.stops.append(self.steps())
+
     def turn(self, seconds):
         before = processor_seconds(self.rank)
         os.kill(self.rank, signal.SIGCONT)
         time.sleep(seconds)
-        os.kill(self.rank, signal.SIGSTOP)
+        self.stop()
         return processor_seconds(self.rank) - before
 
-    def turns(self, shortest_pause):
-        """The step times of each turn: the step that was stopped in ends it."""
-        turns, now = [], []
-        for line in open(self.folder / "metrics.jsonl"):
-            step = json.loads(line)
-            if "loss" not in step:
-                continue
-            now.append(step["step_seconds"])
-            if step["step_seconds"] > shortest_pause:
-                turns.append(now)
-                now = []
-        return turns + [now]
+    def turns(self):
+        """The step times of each turn. Lines are written up to 50 ms late, so a turn may have
+        the last steps of the turn before, and the step with the pause in it: the median of some
+        hundred steps is the same without it."""
+        lines = [json.loads(line) for line in open(self.folder / "metrics.jsonl")]
+        return [[line["step_seconds"] for line in lines[before:after] if "loss" in line]
+                for before, after in zip(self.stops, self.stops[1:])]
 
     def end(self):
         os.kill(self.rank, signal.SIGCONT)
@@ -182,16 +184,11 @@ def main():
             used[which].append(runs[which].turn(given.seconds))
             watchers.let(False)
             loads.append(os.getloadavg()[0])
-        time.sleep(given.seconds)  # the last turns end by a pause, too
         watching = watchers.end() / (given.pairs * given.seconds)
         for run in runs:
             run.end()
-        # The pause of a turn is as long as the other run's turn.
-        turns = [run.turns(0.8 * given.seconds) for run in runs]
-        if any(len(one) - len(spent) not in (1, 2) for one, spent in zip(turns, used)):
-            sys.exit("in some turn no step ended: give more --seconds, or a smaller --batch")
-        turns = [one[1:len(spent) + 1] for one, spent in zip(turns, used)]
-    # A turn of few steps, as where the run is asked to end in it, says little.
+        turns = [run.turns() for run in runs]
+    # A turn of few steps says little.
     wall = [[statistics.median(turn) if len(turn) > 4 else None for turn in one] for one in turns]
     each = [[spent / len(turn) if len(turn) > 4 else None for spent, turn in zip(*one)]
             for one in zip(used, turns)]

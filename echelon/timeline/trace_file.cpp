@@ -2,6 +2,7 @@
 // numbers, which is where OTLP/JSON differs from protobuf's JSON.
 #include "echelon/timeline/trace_file.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -18,9 +19,20 @@ constexpr int64_t kBetweenTracesNs = 1'000'000'000;
 // Readers of lines have limits: the OpenTelemetry Collector's is 1 MiB.
 constexpr size_t kMostOfLine = 256 << 10;
 constexpr int kTraceIdBytes = 16, kSpanIdBytes = 8;
-constexpr int kInternal = 1;  // SPAN_KIND_INTERNAL
+constexpr const char* kInternal = "1";  // SPAN_KIND_INTERNAL
+
+// Texts are put together piece by piece: a run has six spans a step, and steps
+// of a millisecond.
+template <class... Pieces>
+void put(std::string& text, const Pieces&... pieces) {
+  (text.append(pieces), ...);
+}
 
 std::string string_text(const std::string& text) {
+  const bool plain = std::ranges::all_of(text, [](char c) {
+    return c >= ' ' && c <= '~' && c != '"' && c != '\\';
+  });
+  if (plain) return '"' + text + '"';
   using nlohmann::json;
   return json(text).dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -31,23 +43,24 @@ std::string number_text(double value) {
   return format("{}", value);
 }
 
+void put_value(
+    std::string& list, const char* key, const char* kind,
+    const std::string& value) {
+  put(list, list.empty() ? "" : ",", R"({"key":")", key, R"(","value":{")",
+      kind, R"(":)", value, "}}");
+}
+
 void put_attribute(std::string& list, const char* key, double value) {
-  list += format(
-      R"({}{{"key":"{}","value":{{"doubleValue":{}}}}})",
-      list.empty() ? "" : ",", key, number_text(value));
+  put_value(list, key, "doubleValue", number_text(value));
 }
 
 void put_attribute(std::string& list, const char* key, int64_t value) {
-  list += format(
-      R"({}{{"key":"{}","value":{{"intValue":"{}"}}}})",
-      list.empty() ? "" : ",", key, value);
+  put_value(list, key, "intValue", '"' + std::to_string(value) + '"');
 }
 
 void put_attribute(
     std::string& list, const char* key, const std::string& value) {
-  list += format(
-      R"({}{{"key":"{}","value":{{"stringValue":{}}}}})",
-      list.empty() ? "" : ",", key, string_text(value));
+  put_value(list, key, "stringValue", string_text(value));
 }
 
 template <class Value>
@@ -138,7 +151,7 @@ void TraceFile::append(const Phase& phase, const Attributes& attributes) {
   std::string list = list_of(attributes);
   put_attribute(list, "echelon.seconds", phase.seconds);
   const std::string rest =
-      list.empty() ? "" : format(R"(,"attributes":[{}])", list);
+      list.empty() ? "" : R"(,"attributes":[)" + list + "]";
   const std::string span = new_id(kSpanIdBytes);
   if (step_) {
     add_span(step_->trace, span, step_->span, phase, rest);
@@ -161,7 +174,9 @@ std::string TraceFile::new_id(int bytes) {
   for (int i = 0; i < bytes; i += 8) {
     uint64_t number = 0;
     while (number == 0) number = random_();  // an identifier is not zero
-    id += format("{:016x}", number);
+    for (int shift = 60; shift >= 0; shift -= 4) {
+      id += "0123456789abcdef"[(number >> shift) & 15];
+    }
   }
   return id;
 }
@@ -169,21 +184,21 @@ std::string TraceFile::new_id(int bytes) {
 void TraceFile::add_span(
     const std::string& trace, const std::string& span,
     const std::string& parent, const Phase& time, const std::string& rest) {
-  spans_ += format(
-      R"({}{{"traceId":"{}","spanId":"{}",{}"name":{},"kind":{},)"
-      R"("startTimeUnixNano":"{}","endTimeUnixNano":"{}"{}}})",
-      spans_.empty() ? "" : ",", trace, span,
-      parent.empty() ? "" : format(R"("parentSpanId":"{}",)", parent),
-      string_text(time.name), kInternal, time.begin_ns + wall_offset_ns_,
-      time.end_ns + wall_offset_ns_, rest);
+  put(spans_, spans_.empty() ? "" : ",", R"({"traceId":")", trace,
+      R"(","spanId":")", span);
+  if (!parent.empty()) put(spans_, R"(","parentSpanId":")", parent);
+  put(spans_, R"(","name":)", string_text(time.name), R"(,"kind":)", kInternal,
+      R"(,"startTimeUnixNano":")",
+      std::to_string(time.begin_ns + wall_offset_ns_),
+      R"(","endTimeUnixNano":")", std::to_string(time.end_ns + wall_offset_ns_),
+      "\"", rest, "}");
   if (spans_.size() > kMostOfLine) end_line();
 }
 
 void TraceFile::close_step() {
   if (!step_) return;
   const OpenStep step = *std::exchange(step_, std::nullopt);
-  std::string rest =
-      format(R"(,"attributes":[{}])", attributes_of(step.metrics));
+  std::string rest = R"(,"attributes":[)" + attributes_of(step.metrics) + "]";
   if (!std::isfinite(step.metrics.loss)) {
     // STATUS_CODE_ERROR
     rest += R"(,"status":{"code":2,"message":"the loss is not finite"})";
