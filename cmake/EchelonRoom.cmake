@@ -165,7 +165,6 @@ function(echelon_use_torch target)
   target_link_libraries(${target} PRIVATE echelon::libtorch)
   set_target_properties(${target} PROPERTIES
     POSITION_INDEPENDENT_CODE OFF
-    BUILD_RPATH "${PROJECT_BINARY_DIR}/lib"
     INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN/../${CMAKE_INSTALL_LIBDIR}/echelon/libtorch/lib")
   target_compile_options(${target} PRIVATE -fPIC)
 endfunction()

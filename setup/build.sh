@@ -20,7 +20,10 @@ if [ ! -e build/build.ninja ]; then
   echo "build: configuring into build/"
   need_space build 4000 "the build"
 fi
-if ! cmake --preset release -DECHELON_LIBTORCH="$libtorch" >build/configure.log 2>&1; then
+# `make extras` brings Arrow, for the tests of Parquet.
+arrow=$(find "$cache/pytorch-2.11.0/lib" -maxdepth 3 -name pyarrow 2>/dev/null | head -n 1)
+if ! cmake --preset release -DECHELON_LIBTORCH="$libtorch" \
+  ${arrow:+-DECHELON_ARROW="$arrow"} >build/configure.log 2>&1; then
   cat build/configure.log >&2
   exit 1
 fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What only some tests and the benchmarks against PyTorch need: a virtual
-# environment with Python's PyTorch, moto, an S3 server, and what reads a run's
-# figures (2.8 GB, in the user's cache), Chromium, Open MPI's mpirun, Slurm,
+# environment with Python's PyTorch, moto, an S3 server, Arrow, and what reads a
+# run's figures (3 GB, in the user's cache), Chromium, Open MPI's mpirun, Slurm,
 # Prometheus (in the user's cache too), and the tools that `make check` runs.
 # Tests that miss them are skipped with that reason.
 set -euo pipefail
@@ -13,7 +13,7 @@ python_packages=(
   playwright==1.65.2 jsonschema transformers==5.23.0
   tokenizers==0.23.3 sentencepiece==0.2.3 kubernetes-validate==1.37.0
   "moto[server,s3]==5.2.5" tensorboard==2.21.0 opentelemetry-proto==1.45.2
-  wandb==0.31.0 mlflow-skinny==3.17.2
+  wandb==0.31.0 mlflow-skinny==3.17.2 pyarrow==26.0.1
 )
 
 # An environment of an older list gets what is new in this one.
@@ -28,7 +28,7 @@ if ! is_complete; then
   if [ ! -e "$venv/complete" ]; then
     rm -rf "$venv"
     need_space "$cache" 9000 "Python's PyTorch"
-    say "fetching Python's PyTorch into $venv (2.8 GB, once)"
+    say "fetching Python's PyTorch into $venv (3 GB, once)"
   else
     say "fetching what is new in $venv"
   fi

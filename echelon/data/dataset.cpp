@@ -124,7 +124,7 @@ class TensorsDataset : public Dataset {
  public:
   TensorsDataset(const std::string& path, int64_t classes) : path_(path) {
     auto tensors =
-        is_csv(path)
+        is_table(path)
             ? tensors_of_table(path)
             : load_tensors(storage::local_copy(path), {"inputs", "targets"});
     inputs_ = std::move(tensors[0]);
@@ -156,7 +156,7 @@ class TensorsDataset : public Dataset {
 
  private:
   static std::vector<torch::Tensor> tensors_of_table(const std::string& path) {
-    CsvTable table = read_csv(storage::local_copy(path));
+    CsvTable table = read_table(storage::local_copy(path), path);
     const auto columns = static_cast<int64_t>(table.columns.size());
     const auto inputs = torch::from_blob(
         table.inputs.data(), {table.rows(), columns}, torch::kFloat32);

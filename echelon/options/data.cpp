@@ -17,9 +17,8 @@ constexpr config::Names<ChatTemplate> kChatTemplateNames = {
 void bind_text(config::Section& section, DataOptions& options) {
   section.field(
       "sources", options.sources,
-      "text: files, or patterns such as \"doc/*.md\"; text, .jsonl, tokens in "
-      "a "
-      ".bin, or a .bin with its .idx");
+      "text: files, or patterns such as \"doc/*.md\"; text, .jsonl, .parquet, "
+      "tokens in a .bin, or a .bin with its .idx");
   section.field(
       "weights", options.weights,
       "text: fraction of the samples from each source; empty: by size",
@@ -55,8 +54,8 @@ void bind_text(config::Section& section, DataOptions& options) {
       "text: what separates documents in text files; empty: a file is one");
   section.field(
       "text_field", options.text_field,
-      "text: the field of a .jsonl's lines that is the document, where they "
-      "have no messages");
+      "text: the field of a .jsonl's lines, or the column of a .parquet, that "
+      "is the document, where they have no messages");
   section.field(
       "chat_template", options.chat_template,
       "text: how the messages of a .jsonl's lines become a text; the loss is "

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "echelon/data/sources/parquet.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
@@ -103,13 +104,12 @@ bool parse(const std::string& field, Number& number) {
 
 }  // namespace
 
-bool is_csv(const std::string& path) {
-  if (path.size() < 4) return false;
-  std::string suffix = path.substr(path.size() - 4);
-  for (char& c : suffix) {
+bool is_table(const std::string& path) {
+  std::string name = path;
+  for (char& c : name) {
     c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   }
-  return suffix == ".csv";
+  return name.ends_with(".csv") || name.ends_with(".parquet");
 }
 
 CsvTable parse_csv(const std::string& text, const std::string& name) {
@@ -170,8 +170,14 @@ CsvTable parse_csv(const std::string& text, const std::string& name) {
   return table;
 }
 
-CsvTable read_csv(const std::string& path) {
-  return parse_csv(read_text_file(path), path);
+CsvTable read_table(const std::string& path, const std::string& name) {
+  const std::string text = read_text_file(path);
+  if (!is_parquet(text)) return parse_csv(text, name);
+  std::string lines;
+  read_parquet(path, ParquetRows::csv, {}, [&](std::string_view row) {
+    lines.append(row) += '\n';
+  });
+  return parse_csv(lines, name);
 }
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// A table of numbers in a CSV file: a row for each sample.
+// A table of numbers in a CSV or Parquet file: a row for each sample.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,21 @@ struct CsvTable {
   int64_t rows() const { return static_cast<int64_t>(targets.size()); }
 };
 
-/// True for .csv, in any case.
-bool is_csv(const std::string& path);
+/// True for .csv and .parquet, in any case.
+bool is_table(const std::string& path);
 
-/// Reads a file whose first line names the columns. The column "target" has the
-/// classes, all others are inputs. Fields are separated by commas; one in
-/// double quotes may have commas, lines and doubled quotes (RFC 4180). Lines
-/// end in \n or \r\n. Throws DataError with file, line and column for what is
-/// no such table.
-CsvTable read_csv(const std::string& path);
-/// The same of a file's content; `name` is the file's in errors.
+/// Reads a file whose columns have names. The column "target" has the classes,
+/// all others are inputs. `name` is the file's in errors.
+///
+/// CSV: the first line names the columns. Fields are separated by commas; one
+/// in double quotes may have commas, lines and doubled quotes (RFC 4180). Lines
+/// end in \n or \r\n. Parquet: columns of numbers, of one value each; errors
+/// count its rows as the lines of such a CSV file.
+///
+/// Throws DataError with file, line and column for what is no such table, and
+/// what read_parquet() throws.
+CsvTable read_table(const std::string& path, const std::string& name);
+/// The same of the text of a CSV file.
 CsvTable parse_csv(const std::string& text, const std::string& name);
 
 }  // namespace echelon

@@ -136,8 +136,7 @@ int64_t count_classes(
 }
 
 DataFacts table_facts(const std::string& path) {
-  const CsvTable table =
-      parse_csv(read_text_file(storage::local_copy(path)), path);
+  const CsvTable table = read_table(storage::local_copy(path), path);
   return {
       .num_samples = table.rows(),
       .sample_shape = {static_cast<int64_t>(table.columns.size())},
@@ -146,14 +145,7 @@ DataFacts table_facts(const std::string& path) {
 }
 
 DataFacts tensors_facts(const std::string& path) {
-  if (is_csv(path)) return table_facts(path);
-  if (path.ends_with(".parquet")) {
-    throw DataError(
-        path +
-        ": Parquet is not read; write the table as CSV (pandas: "
-        "read_parquet(…).to_csv(…, index=False)), or as tensors in one "
-        ".safetensors file");
-  }
+  if (is_table(path)) return table_facts(path);
   try {
     const safetensors::File file(storage::local_copy(path));
     const auto& inputs = file.at("inputs");
@@ -241,8 +233,8 @@ DataFacts main_facts(const DataOptions& options) {
   if (options.name == DataKind::tensors) {
     require_path(
         options,
-        "a .safetensors file with inputs and targets, or a .csv with a column "
-        "target");
+        "a .safetensors file with inputs and targets, or a .csv or .parquet "
+        "file with a column target");
     return tensors_facts(options.path);
   }
   check_images(options);

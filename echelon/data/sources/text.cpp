@@ -127,12 +127,8 @@ Files files_of(const std::string& name, TextFormat format) {
   }
   if (idx || (bin && exists(indexed.idx))) return indexed;
   if (bin) return {FileKind::flat, name, ""};
-  if (name.ends_with(".jsonl")) return {FileKind::lines, "", ""};
-  if (name.ends_with(".parquet")) {
-    throw ConfigError(
-        "[data] " + name +
-        ": Parquet is not read; write its texts to a .jsonl file, an object "
-        "{\"text\": \"…\"} on each line");
+  if (name.ends_with(".jsonl") || name.ends_with(".parquet")) {
+    return {FileKind::lines, "", ""};
   }
   // A name without suffix means the pair of files that begin with it.
   if (!exists(name) && exists(indexed.idx)) return indexed;

@@ -17,6 +17,7 @@
 #include <memory>
 #include <system_error>
 
+#include "echelon/data/sources/parquet.h"
 #include "echelon/data/sources/text.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -268,18 +269,19 @@ class LineEncoding {
         mask_(prefix + kMask, /*vocabulary=*/2) {}
 
   void add_file(const MappedFile& file) {
+    int64_t number = 0;
     std::string_view rest = text_of(file);
-    for (int64_t number = 1; !rest.empty(); ++number) {
+    if (is_parquet(rest)) {
+      read_parquet(
+          file.path(), ParquetRows::json,
+          {recipe_.text_field, "messages", "tokens", "loss_mask"},
+          [&](std::string_view row) { add_line(file, ++number, row); });
+      return;
+    }
+    while (!rest.empty()) {
       const size_t end = rest.find('\n');
-      const auto line = rest.substr(0, end);
+      add_line(file, ++number, rest.substr(0, end));
       rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
-      if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-      file.check_size();
-      try {
-        add(tokens_of_line(line, recipe_, tokenizer_));
-      } catch (const DataError& error) {
-        throw DataError(format("{}:{}: {}", file.path(), number, error.what()));
-      }
     }
   }
 
@@ -290,6 +292,15 @@ class LineEncoding {
   }
 
  private:
+  void add_line(const MappedFile& file, int64_t number, std::string_view line) {
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
+    file.check_size();
+    try {
+      add(tokens_of_line(line, recipe_, tokenizer_));
+    } catch (const DataError& error) {
+      throw DataError(format("{}:{}: {}", file.path(), number, error.what()));
+    }
+  }
   void add(const LineTokens& line) {
     tokens_.add(line.ids);
     tokens_.end_document();

@@ -81,10 +81,6 @@ TEST(CsvTable, IsInspected) {
   EXPECT_THAT(
       error_text<DataError>([&] { inspect_data(options); }),
       HasAll("b.csv", "its samples are [1]"));
-  options.path = folder.write("a.parquet", "PAR1");
-  EXPECT_THAT(
-      error_text<DataError>([&] { inspect_data(options); }),
-      HasAll("Parquet is not read", "CSV"));
 }
 
 }  // namespace echelon::csv_table_test

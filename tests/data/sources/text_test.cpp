@@ -321,12 +321,6 @@ TEST_F(Text, ALineThatDoesNotParseIsNamed) {
       HasSubstr("\"tokens\" has 300; expected whole numbers from 0 to 256"));
 }
 
-// Its bytes would be taken for a text.
-TEST_F(Text, AParquetFileIsRefused) {
-  const auto path = folder_.write("a.parquet", "PAR1 and columns PAR1");
-  EXPECT_THAT(config_error(text(path, 4)), HasSubstr("Parquet is not read"));
-}
-
 TEST_F(Text, AMaskBesideTokensHasANumberForEach) {
   const auto options = tokens("masked.bin", ascending(9), 4);
   folder_.write("masked.mask", std::string("\1\0\0\1\1\0\1\1\1", 9));
