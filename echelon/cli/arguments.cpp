@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 
@@ -12,6 +14,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
+#include "echelon/timeline/metrics.h"
 
 namespace echelon::cli {
 namespace {
@@ -67,6 +70,47 @@ void add_job_flags(Command& command, JobFlags& flags) {
       "--stack", flags.stack, "SOFTWARE",
       "the framework whose methods and efficiency are assumed: echelon, "
       "megatron-core, fsdp, … (default: echelon)");
+  command.option(
+      "--expert-load", flags.expert_load, "LOAD",
+      "how unevenly tokens are spread over the ranks of ep: the busiest one's "
+      "over the mean (1.3), or a run's folder, for what it measured (default: "
+      "evenly)");
+}
+
+cost::ExpertLoad
+parse_expert_load(const std::string& text, const cost::ModelShape& model) {
+  if (text.empty()) return {};
+  const auto refuse = [&](const std::string& why) {
+    throw ConfigError(format("--expert-load {}: {}", text, why));
+  };
+  const int64_t experts =
+      model.transformer ? model.transformer->experts.experts : 0;
+  if (experts == 0) refuse(model.name + " has no experts; leave it out");
+  cost::ExpertLoad load;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, load.busiest);
+  if (error == std::errc() && rest == end) {
+    if (!(load.busiest >= 1 && std::isfinite(load.busiest))) {
+      refuse("the busiest rank has the mean, which is 1, or more");
+    }
+    return load;
+  }
+  const auto path = std::filesystem::path(text) / "metrics.jsonl";
+  if (!std::filesystem::exists(path)) {
+    refuse("is no number, and no run: there is no " + path.string());
+  }
+  load = cost::measured_load(timeline::read_metrics(path).steps);
+  if (load.layers.empty()) {
+    refuse("the run has measured no loads of experts; give a number, as 1.3");
+  }
+  const auto measured = static_cast<int64_t>(load.layers.front().size());
+  if (measured != experts) {
+    refuse(format(
+        "the run has {} experts in a layer, and {} has {}; name a run of this "
+        "model, or give a number",
+        measured, model.name, experts));
+  }
+  return load;
 }
 
 int64_t parse_count(

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "echelon/cli/command_line.h"
+#include "echelon/cost/model_shape.h"
 #include "echelon/job/check_job.h"
 #include "echelon/job/job.h"
 
@@ -36,10 +37,16 @@ JobFacts check(const JobArguments& arguments, const Job& job);
 
 /// Flags of plan and simulate, as written; empty: not given.
 struct JobFlags {
-  std::string model, cluster, batch, seq_len, precision, stack;
+  std::string model, cluster, batch, seq_len, precision, stack, expert_load;
 };
 
 void add_job_flags(Command& command, JobFlags& flags);
+
+/// The value of --expert-load: a number, or the loads that a run measured; even
+/// when it is empty. Throws ConfigError for a number below 1, a model without
+/// experts, and a run that has measured no loads, or those of other experts.
+cost::ExpertLoad
+parse_expert_load(const std::string& text, const cost::ModelShape& model);
 
 /// "-n", "4" -> 4. Throws ConfigError unless it is a whole number in range.
 int64_t parse_count(

@@ -67,6 +67,8 @@ planner::PlanRequest request_of(const PlanArguments& arguments) {
   }
   planner::PlanRequest request;
   request.model = cost::find_model(arguments.model);
+  request.model.expert_load =
+      parse_expert_load(arguments.expert_load, request.model);
   request.free_share =
       static_cast<double>(parse_count("--free", arguments.free, 0, 90)) / 100;
   request.cluster = planner::with_free_memory(
@@ -141,6 +143,7 @@ int plan_job(const PlanArguments& arguments) {
       {"--seq-len", !arguments.seq_len.empty()},
       {"--precision", !arguments.precision.empty()},
       {"--stack", !arguments.stack.empty()},
+      {"--expert-load", !arguments.expert_load.empty()},
       {"--fix", !arguments.fix.empty()},
       {"--explain", !arguments.explain.empty()},
       {"--keep", !arguments.keep.empty()},

@@ -97,6 +97,7 @@ class PlanPrinter {
         "{}, {}, {}", cluster_text(request_.cluster),
         cluster::to_string(request_.precision), request_.framework);
     std::cout << wrapped(place, 0, style_.columns) << "\n";
+    expert_load(result);
     if (result.considered == 0) return;
     const std::string searched = format(
         "{} {}: {} cannot fit, {} are slower by the bound, {} estimated, {} "
@@ -110,6 +111,21 @@ class PlanPrinter {
     const std::string free = format_percent(request_.free_share) +
                              " of each device's memory stays free (--free)";
     std::cout << wrapped(free, 0, style_.columns) << "\n";
+  }
+
+  // How uneven experts are in the best plan that shares them.
+  void expert_load(const planner::PlanResult& result) const {
+    for (const auto& plan : result.plans) {
+      const int64_t ep = plan.strategy.layout.ep;
+      const double busiest = request_.model.expert_load.of_busiest_rank(ep);
+      if (busiest <= 1) continue;
+      const std::string text = format(
+          "with ep={}, the busiest rank has {:.3g} times the mean of tokens "
+          "(--expert-load)",
+          ep, busiest);
+      std::cout << wrapped(text, 0, style_.columns) << "\n";
+      return;
+    }
   }
 
   // A row for each layout.

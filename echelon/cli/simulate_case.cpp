@@ -298,6 +298,7 @@ SimulateCase read_case(const SimulateArguments& arguments) {
     read_configuration(flags, made);
     flags.layout.clear();  // load_job has read it
   }
+  made.model.expert_load = parse_expert_load(flags.expert_load, made.model);
   read_strategy(flags, made.strategy);
   refuse_other_ranks(flags, made);
   made.strategy =

@@ -26,11 +26,13 @@ struct BlockElements {
   double gathered = 0;    // tokens as dispatched to experts
 };
 
-double feed_forward_width(const TransformerShape& shape, bool experts) {
+// `busiest`: tokens of the busiest rank of experts over the mean.
+double feed_forward_width(
+    const TransformerShape& shape, bool experts, double busiest) {
   if (!experts) return as_double(shape.ffn_size());
-  return as_double(
-      shape.experts.experts_per_token * shape.experts.ffn +
-      shape.experts.shared_ffn);
+  return busiest *
+             as_double(shape.experts.experts_per_token * shape.experts.ffn) +
+         as_double(shape.experts.shared_ffn);
 }
 
 BlockElements
@@ -55,12 +57,13 @@ elements_of(const ModelShape& model, const Strategy& strategy, bool experts) {
   }
   block.attended = heads * as_double(shape.value_head_size());
   block.scores = heads * seq;
-  block.inner = feed_forward_width(shape, experts) / tp;
+  const double busiest = model.expert_load.of_busiest_rank(strategy.layout.ep);
+  block.inner = feed_forward_width(shape, experts, busiest) / tp;
   block.halves = shape.gated ? 2 : 1;
   if (experts) {
     // Dispatched to the experts, and returned before the weighted sum.
     block.gathered =
-        2 * as_double(shape.experts.experts_per_token) * block.hidden;
+        2 * busiest * as_double(shape.experts.experts_per_token) * block.hidden;
   }
   return block;
 }

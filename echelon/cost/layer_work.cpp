@@ -255,9 +255,7 @@ std::vector<LayerWork> layer_work(
     const Framework& framework) {
   std::vector<LayerWork> layers;
   if (model.transformer) {
-    layers = transformer_work(
-        *model.transformer, strategy, framework,
-        strategy.seq_len_or(model.seq_len));
+    layers = transformer_work(model, strategy, framework);
   }
   const CountedBytes bytes = bytes_of_operators(model, strategy);
   for (const CountedLayer& layer : model.layers) {

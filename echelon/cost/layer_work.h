@@ -31,8 +31,8 @@ stage_work(const std::vector<LayerWork>& layers, const Strategy& strategy);
 /// The layers of a transformer on one rank: embedding, blocks (equal neighbours
 /// once) and head.
 std::vector<LayerWork> transformer_work(
-    const TransformerShape& shape, const Strategy& strategy,
-    const Framework& framework, int64_t seq_len);
+    const ModelShape& model, const Strategy& strategy,
+    const Framework& framework);
 
 /// Elements of a tied embedding on a rank that holds a copy of another rank's:
 /// the first and the last rank of a pipeline do, and sum its gradients. 0 when

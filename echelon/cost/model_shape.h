@@ -13,6 +13,7 @@
 
 #include "echelon/architecture/transformer_shape.h"
 #include "echelon/cluster/device.h"
+#include "echelon/cost/expert_load.h"
 #include "echelon/cost/operation.h"
 
 namespace echelon::cost {
@@ -97,7 +98,8 @@ struct ModelShape {
   std::vector<CountedLayer> layers;
   /// Ranks that compute each layer together: its figures are those of one.
   int64_t layer_ranks = 1;
-  int64_t seq_len = 0;  // usual; 0 for images
+  int64_t seq_len = 0;     // usual; 0 for images
+  ExpertLoad expert_load;  // read where experts are shared (ep > 1)
 
   double num_parameters() const;
   /// Parameters that one token uses: k of the experts, and everything else.

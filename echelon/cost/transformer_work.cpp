@@ -7,6 +7,7 @@
 #include "echelon/cost/layer_work.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "echelon/cost/layer_builder.h"
@@ -62,12 +63,13 @@ class BlockBuilder {
  public:
   BlockBuilder(
       const TransformerShape& shape, const Strategy& strategy,
-      const Framework& framework, int64_t seq_len, bool experts)
+      const Framework& framework, int64_t seq_len, bool experts, double busiest)
       : shape_(shape),
         framework_(framework),
         sizes_(shape, strategy, seq_len),
         ep_(strategy.layout.ep),
         experts_(experts),
+        busiest_(busiest),
         build_(experts ? "expert block" : "block", strategy, framework) {}
 
   LayerWork work(int64_t repeat) {
@@ -385,12 +387,13 @@ class BlockBuilder {
     }
   }
 
-  /// Experts, balanced: a rank computes as many token copies as its own tokens
-  /// have.
+  /// Experts of the busiest rank: where they are balanced, it computes as many
+  /// token copies as its own tokens have.
   void mixture() {
     const ExpertShape& mix = shape_.experts;
     const int64_t local = part(mix.experts, ep_);
-    const int64_t copies = sizes_.tokens * mix.experts_per_token;
+    const auto copies = static_cast<int64_t>(std::llround(
+        busiest_ * as_double(sizes_.tokens * mix.experts_per_token)));
     const double width = as_double(sizes_.hidden);
     const double sent = as_double(sizes_.sharded_tokens) *
                         as_double(mix.experts_per_token) * width;
@@ -398,7 +401,7 @@ class BlockBuilder {
     build_.stream("sort tokens", sent, 4, 4, 6, 6);
     build_.wait_for_host(
         framework_.expert_host_seconds, framework_.expert_host_seconds);
-    dispatch("dispatch", sent);
+    dispatch("dispatch", busiest_ * sent);
     const int64_t rows = part(copies, local);
     const int64_t columns = part(mix.ffn, sizes_.tp);
     build_.linear(
@@ -414,7 +417,7 @@ class BlockBuilder {
           "expert biases", as_double(copies) * (3 * as_double(columns) + width),
           4, 4, 2 * local, 2 * local);
     }
-    dispatch("combine", sent);
+    dispatch("combine", busiest_ * sent);
     build_.stream("sum copies", sent, 3, 3, 4, 4);
     if (mix.shared_ffn > 0) feed_forward(mix.shared_ffn);
   }
@@ -433,6 +436,7 @@ class BlockBuilder {
   Sizes sizes_;
   int64_t ep_;
   bool experts_;
+  double busiest_;  // tokens of the busiest rank of experts over the mean
   LayerBuilder build_;
 };
 
@@ -504,16 +508,20 @@ LayerWork head(
 }  // namespace
 
 std::vector<LayerWork> transformer_work(
-    const TransformerShape& shape, const Strategy& strategy,
-    const Framework& framework, int64_t seq_len) {
+    const ModelShape& model, const Strategy& strategy,
+    const Framework& framework) {
+  const TransformerShape& shape = *model.transformer;
+  const int64_t seq_len = strategy.seq_len_or(model.seq_len);
+  const double busiest = model.expert_load.of_busiest_rank(strategy.layout.ep);
   std::vector<LayerWork> layers = {
       embedding(shape, strategy, framework, seq_len)};
   for (int64_t first = 0; first < shape.layers;) {
     int64_t end = first + 1;
     const bool experts = shape.has_experts(first);
     while (end < shape.layers && shape.has_experts(end) == experts) ++end;
-    layers.push_back(BlockBuilder(shape, strategy, framework, seq_len, experts)
-                         .work(end - first));
+    layers.push_back(
+        BlockBuilder(shape, strategy, framework, seq_len, experts, busiest)
+            .work(end - first));
     first = end;
   }
   layers.push_back(head(shape, strategy, framework, seq_len));

@@ -77,6 +77,7 @@ WhatIfStep WhatIf::simulated(const Settings& settings) const {
       .configured = run_.layers ? predict::configured_as_counted(
                                       *run_.layers, *run_.job, job)
                                 : predict::configured(job, facts)};
+  made.configured.model.expert_load = cost::measured_load(run_.steps);
   cost::Strategy& strategy = made.configured.strategy;
   strategy = cost::with_context_way(made.configured.model, strategy, cluster_);
   if (base_ && !has_time_for(made.configured.strategy)) {

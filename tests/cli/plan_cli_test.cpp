@@ -111,6 +111,53 @@ TEST_F(PlanCommand, TheLayoutsOfAJob) {
   }
 }
 
+// The router of a run says how unevenly it spreads tokens, or a number does.
+TEST_F(PlanCommand, ExpertsAreBusyAsARunMeasured) {
+  const std::string model =
+      "--model mixtral-8x7b --cluster h100-sxm:8 --batch 64 --fix ep=4 --json ";
+  const auto seconds = [&](const std::string& load) {
+    const Outcome outcome = run(model + load);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return json::parse(outcome.out)["plans"][0]["step_seconds"].get<double>();
+  };
+  const double even = seconds("");
+  const double uneven = seconds("--expert-load 1.5");
+  EXPECT_GT(uneven, 1.1 * even);
+  EXPECT_LT(uneven, 1.5 * even);
+  folder_.write(
+      "run/metrics.jsonl",
+      "{\"step\":1,\"epoch\":1,\"loss\":1,\"samples_per_second\":1,"
+      "\"step_seconds\":1,\"data_seconds\":0,\"learning_rate\":1,"
+      "\"expert_loads\":{\"a\":[3,3,2,2,2,2,1,1],\"b\":[1,1,2,2,2,2,3,3]}}\n");
+  EXPECT_EQ(seconds("--expert-load " + folder_.path("run")), uneven);
+  const std::string text =
+      "--model mixtral-8x7b --cluster h100-sxm:8 "
+      "--batch 64 --fix ep=4 --expert-load 1.5";
+  EXPECT_THAT(
+      run(text).out, HasSubstr("with ep=4, the busiest rank has 1.5 times"));
+  const std::pair<std::string, std::string> wrong[] = {
+      {model + "--expert-load 0.9", "--expert-load 0.9: the busiest rank has"},
+      {model + "--expert-load nan", "the mean, which is 1, or more"},
+      {model + "--expert-load nowhere", "is no number, and no run"},
+      {model + "--expert-load " + folder_.path("empty"),
+       "has measured no loads of experts"},
+      {"--model mixtral-8x22b --cluster h100-sxm:8 --batch 64 --expert-load " +
+           folder_.path("four"),
+       "the run has 4 experts in a layer, and mixtral-8x22b has 8"},
+      {kFits + "--expert-load 2", "llama3-8b has no experts; leave it out"}};
+  folder_.write("empty/metrics.jsonl", "");
+  folder_.write(
+      "four/metrics.jsonl",
+      "{\"step\":1,\"epoch\":1,\"loss\":1,\"samples_per_second\":1,"
+      "\"step_seconds\":1,\"data_seconds\":0,\"learning_rate\":1,"
+      "\"expert_loads\":{\"a\":[3,3,2,2]}}\n");
+  for (const auto& [arguments, says] : wrong) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    EXPECT_THAT(outcome.err, HasSubstr(says));
+  }
+}
+
 TEST_F(PlanCommand, LeavesEightPerCentFree) {
   const std::string job = "--model llama2-13b --cluster h100-sxm:8 --batch 64 ";
   const json usual = json::parse(run(job + "--json").out);

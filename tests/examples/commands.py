@@ -147,6 +147,11 @@ def furnish(folder):
     # The project that README and own_model.md make of the example.
     (folder / "build/program").symlink_to(BUILD / "bin/06_own_model")
     (folder / "mine").symlink_to(folder)
+    (folder / "runs/mixtral").mkdir(parents=True)
+    (folder / "runs/mixtral/metrics.jsonl").write_text(json.dumps({
+        "step": 1, "epoch": 0.1, "loss": 9.1, "samples_per_second": 8, "step_seconds": 1,
+        "data_seconds": 0, "learning_rate": 0.001,
+        "expert_loads": {"model.layers.0.mlp": [300, 200, 250, 250, 190, 310, 240, 260]}}) + "\n")
     shutil.copytree(ROOT / "examples", folder / "examples")
     for name in ("doc", "echelon", "README.md"):
         (folder / name).symlink_to(ROOT / name)
