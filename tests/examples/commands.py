@@ -147,11 +147,6 @@ def furnish(folder):
     # The project that README and own_model.md make of the example.
     (folder / "build/program").symlink_to(BUILD / "bin/06_own_model")
     (folder / "mine").symlink_to(folder)
-    (folder / "runs/mixtral").mkdir(parents=True)
-    (folder / "runs/mixtral/metrics.jsonl").write_text(json.dumps({
-        "step": 1, "epoch": 0.1, "loss": 9.1, "samples_per_second": 8, "step_seconds": 1,
-        "data_seconds": 0, "learning_rate": 0.001,
-        "expert_loads": {"model.layers.0.mlp": [300, 200, 250, 250, 190, 310, 240, 260]}}) + "\n")
     shutil.copytree(ROOT / "examples", folder / "examples")
     for name in ("doc", "echelon", "README.md"):
         (folder / name).symlink_to(ROOT / name)
@@ -162,6 +157,11 @@ def furnish(folder):
         config.write_text(re.sub(r"^epochs = .*", "epochs = 2", config.read_text(), flags=re.M))
     shutil.copy(folder / "examples/configs/own_model.toml", folder / "own.toml")
     (folder / "runs").mkdir()
+    (folder / "runs/mixtral").mkdir()
+    (folder / "runs/mixtral/metrics.jsonl").write_text(json.dumps({
+        "step": 1, "epoch": 0.1, "loss": 9.1, "samples_per_second": 8, "step_seconds": 1,
+        "data_seconds": 0, "learning_rate": 0.001,
+        "expert_loads": {"model.layers.0.mlp": [300, 200, 250, 250, 190, 310, 240, 260]}}) + "\n")
     for name, run in (("first", "first"), ("second", "second"), ("long", "long"), ("model", "{name}-{set}")):
         (folder / f"{name}.toml").write_text(SMALL.format(run=f"runs/{run}"))
     (folder / "gpt.toml").write_text(GPT)
