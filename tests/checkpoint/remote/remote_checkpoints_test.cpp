@@ -23,7 +23,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing_support::S3Server;
 
-constexpr KeepRule kTwo{.newest = 2};
+const KeepRule kTwo{.newest = 2};
 
 class RemoteCheckpointsTest : public testing::Test {
  protected:
