@@ -203,16 +203,8 @@ class Checker {
           "a sequence has {}, and each rank needs one; cp may be {} at most",
           counted(sequence, "token"), sequence);
     }
-    const auto shape = language_model_shape(job_.model, facts.classes);
-    if (shape.window > 0 && shape.window < sequence) {
-      fail(
-          "model.window",
-          "sequences of {} that are cut over ranks (cp = {}) have no windows "
-          "yet; set cp = 1 and use dp, fsdp, pp or tp, or set window = 0, with "
-          "which attention reaches all tokens",
-          counted(sequence, "token"), job_.layout.cp);
-    }
-    check_exchange_of_heads(shape.heads);
+    check_exchange_of_heads(
+        language_model_shape(job_.model, facts.classes).heads);
   }
 
   void check_exchange_of_heads(int64_t all_heads) {

@@ -406,6 +406,30 @@ inline void add_context(Cases& cases) {
     job.context.ulysses = ranks;
     return job;
   };
+  // Windows, which end within pieces and reach beyond them.
+  const ModelOptions windowed = architecture("mistral");
+  for (const auto way : kWays) {
+    for (const int64_t cp : {2, 3, 4}) {
+      add(windowed, {.cp = cp}, way);
+      add(windowed, {.cp = cp}, way, packed).data.documents = Documents::packed;
+    }
+    for (const Layout& layout : parse_layouts(
+             {"tp=2,cp=2", "pp=2,cp=2", "fsdp=2,cp=2", "dp=2,pp=2,cp=2"})) {
+      add(windowed, layout, way);
+    }
+    Job& all =
+        add(windowed, {.cp = 2, .tp = 2}, way,
+            ", dropout 0.3, sequence parallel, recompute all, packed");
+    all.model.dropout = 0.3;
+    all.tensor.sequence_parallel = true;
+    all.memory.recompute = Recompute::all;
+    all.data.documents = Documents::packed;
+    add(windowed, {.dp_replicate = 2, .cp = 2}, way, ", 3 backward passes")
+        .train.accumulate = 3;
+  }
+  for (const char* layout : {"cp=4", "cp=6", "fsdp=2,cp=4"}) {
+    grouped(windowed, layout);
+  }
   for (const auto& model : {tiny_gpt(), llama()}) {
     grouped(model, "cp=4");
     grouped(model, "cp=4", packed).data.documents = Documents::packed;
@@ -450,7 +474,7 @@ inline void add_architectures(Cases& cases) {
           .tensor.sequence_parallel = true;
     }
   }
-  // Sequences cut over ranks, which have no windows.
+  // Sequences cut over ranks; add_context has those of mistral.
   for (const char* name : {"qwen2", "qwen3", "gemma"}) {
     cases.add(architecture(name), {.cp = 2}, "ring");
     cases.add(architecture(name), {.cp = 2, .tp = 2}, "ring, sequence parallel")
@@ -618,6 +642,11 @@ inline void add_context_and_experts(Cases& cases) {
           .pipeline.schedule = schedule_kind(schedule);
     }
   }
+  // Which has a window, too.
+  ModelOptions mixtral = mixture("mixtral");
+  add(mixtral, {.cp = 2, .ep = 2});
+  mixtral.capacity_factor = 0.6;
+  add(mixtral, {.dp_shard = 2, .cp = 2, .ep = 2});
   ModelOptions biased = deepseek();
   add(biased, {.cp = 2, .ep = 2});
   biased.capacity_factor = 0.6;
