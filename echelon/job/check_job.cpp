@@ -191,25 +191,6 @@ class Checker {
           "a rank that has a part of each sequence drives one device; set "
           "either [layout] cp or devices");
     }
-    if (!has_experts(job_.model)) return;
-    if (job_.model.aux_loss > 0) refuse_loss_of_sequences("model.aux_loss");
-    if (job_.model.z_loss > 0) refuse_loss_of_sequences("model.z_loss");
-    if (job_.model.capacity_factor > 0) {
-      fail(
-          "model.capacity_factor",
-          "counts the tokens of whole sequences, and each rank of cp = {} has "
-          "parts of them; set it to 0, or set cp = 1 and use dp, fsdp, pp, tp "
-          "or ep",
-          job_.layout.cp);
-    }
-  }
-
-  [[noreturn]] void refuse_loss_of_sequences(const std::string& key) {
-    fail(
-        key,
-        "is a loss of whole sequences, and each rank of cp = {} has parts of "
-        "them; set it to 0, or set cp = 1 and use dp, fsdp, pp or tp",
-        job_.layout.cp);
   }
 
   // Whether ranks of cp have a token each, and heads where they exchange them.
@@ -222,16 +203,8 @@ class Checker {
           "a sequence has {}, and each rank needs one; cp may be {} at most",
           counted(sequence, "token"), sequence);
     }
-    const auto shape = language_model_shape(job_.model, facts.classes);
-    if (shape.window > 0 && shape.window < sequence) {
-      fail(
-          "model.window",
-          "sequences of {} that are cut over ranks (cp = {}) have no windows "
-          "yet; set cp = 1 and use dp, fsdp, pp or tp, or set window = 0, with "
-          "which attention reaches all tokens",
-          counted(sequence, "token"), job_.layout.cp);
-    }
-    check_exchange_of_heads(shape.heads);
+    check_exchange_of_heads(
+        language_model_shape(job_.model, facts.classes).heads);
   }
 
   void check_exchange_of_heads(int64_t all_heads) {

@@ -253,7 +253,9 @@ class TransformerBlock : public torch::nn::Module {
   Tensor feed_forward(
       const Tensor& x, const AttentionFrame& frame, TokenTuple& tuple) {
     if constexpr (std::is_same_v<Mlp, MixtureOfExperts>) {
-      auto result = mlp_->forward(x, frame.batch, frame.sequence);
+      auto result = mlp_->forward(
+          x, frame.batch,
+          context_.parallel.context.is_used() ? frame.total : frame.sequence);
       tuple.add_losses(result.losses);
       return std::move(result.y);
     } else {

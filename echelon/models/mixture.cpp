@@ -28,6 +28,17 @@ struct Matrix : ShardedModule {
   Tensor weight;
 };
 
+// Which tokens of samples of `sequence` tokens each rank has.
+SampleParts parts_of(const ContextParallel& context, int64_t sequence) {
+  SampleParts parts;
+  if (!context.is_used()) return parts;
+  parts.group = context.group;
+  for (int rank = 0; rank < context.size(); ++rank) {
+    parts.pieces.push_back(context.pieces_of(sequence, rank));
+  }
+  return parts;
+}
+
 // One for each router, int64 [routers, experts].
 Tensor stacked(
     const std::vector<std::shared_ptr<Router>>& routers,
@@ -139,8 +150,8 @@ MixtureOfExperts::MixtureOfExperts(
           .groups_per_token = shape.groups_per_token,
           .scale = shape.routing_scale,
           .aux_loss = shape.aux_loss,
-          .z_loss = shape.z_loss},
-      capacity_factor_(shape.capacity_factor) {
+          .z_loss = shape.z_loss,
+          .capacity_factor = shape.capacity_factor} {
   const auto& names = shape.kind->experts;
   const int64_t hidden = shape.hidden_size;
   const int64_t inner = shape.expert_size;
@@ -199,21 +210,25 @@ MixtureOfExperts::Result
 MixtureOfExperts::forward(const Tensor& x, int64_t batch, int64_t sequence) {
   const auto& group = parallel_.group;
   const bool sharded = parallel_.splits_tokens();
-  const auto sizes = even_split(batch * sequence, group.size());
+  const int64_t here = batch * parallel_.context.length_of(sequence);
+  const auto sizes = even_split(here, group.size());
   const auto tokens = sharded
                           ? gather_from(x, group, 0, sizes, label_ + " gather")
-                          : x.reshape({batch * sequence, x.size(-1)});
+                          : x.reshape({here, x.size(-1)});
+  const auto parts = parts_of(parallel_.context, sequence);
   // Sigmoids of 16 bits would often be equal.
   auto routing = route(
       routing_.sigmoid ? at::linear(for_sums(tokens), for_sums(router_->weight))
                        : at::linear(tokens, router_->weight),
-      routing_, batch, is_training(), router_->bias);
+      routing_, batch, is_training(), router_->bias, parts, label_);
   routing.weights = routing.weights.to(tokens.scalar_type());
   std::optional<Capacity> capacity;
-  if (capacity_factor_ > 0 && is_training()) {
+  if (routing_.capacity_factor > 0 && is_training()) {
     capacity = {
         .samples = batch,
-        .tokens = capacity_tokens(capacity_factor_, sequence, routing_)};
+        .tokens = capacity_tokens(sequence, routing_),
+        .parts = parts,
+        .earlier = routing.earlier};
   }
   const Assignment assignment(routing.experts, routing_.experts, capacity);
   router_->count(assignment.loads(), assignment.dropped());
@@ -227,7 +242,7 @@ MixtureOfExperts::forward(const Tensor& x, int64_t batch, int64_t sequence) {
   y = reduce_from(y, group, label_ + " sum");
   y = sharded ? scatter_to(y, group, 0, sizes, label_ + " scatter")
               : y.view(x.sizes());
-  if (shared_) y = y + shared_->forward(x, batch * sequence);
+  if (shared_) y = y + shared_->forward(x, here);
   return {std::move(y), std::move(routing.losses)};
 }
 

@@ -107,10 +107,15 @@ class MixtureOfExperts : public torch::nn::Module {
 
   struct Result {
     torch::Tensor y;
-    torch::Tensor losses;  // [batch]; undefined: none, or in evaluation
+    torch::Tensor losses;  // [batch]; undefined: none, or in evaluation. In a
+                           // context-parallel group, the terms of the tokens
+                           // here: the ranks' add up
   };
-  /// x [batch, sequence, hidden], or with sharded tokens [tokens_r, hidden] ->
-  /// y of the same shape. Every rank of both groups calls this.
+  /// x [batch, tokens, hidden], or with sharded tokens [tokens_r, hidden] -> y
+  /// of the same shape. Every rank of all groups calls this.
+  ///
+  ///   sequence  tokens of whole samples; a rank of a context-parallel group
+  ///             has a part of them
   Result forward(const torch::Tensor& x, int64_t batch, int64_t sequence);
 
  private:
@@ -123,7 +128,6 @@ class MixtureOfExperts : public torch::nn::Module {
   TensorParallel parallel_;
   std::string label_;
   RoutingOptions routing_;
-  double capacity_factor_;
   std::shared_ptr<Router> router_;
   std::vector<Expert> experts_;       // this rank's
   std::shared_ptr<GatedMlp> shared_;  // null: none

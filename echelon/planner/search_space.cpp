@@ -93,14 +93,7 @@ class Lister {
 
  private:
   bool with_context() const {
-    if (!rules_.context_parallel || !job_.model.transformer) return false;
-    if (job_.framework != "echelon") return true;
-    // check_job (job/check_job.h) refuses the others: windows, and losses of a
-    // mixture's router.
-    const auto& shape = *job_.model.transformer;
-    const int64_t seq = job_.seq_len > 0 ? job_.seq_len : job_.model.seq_len;
-    return shape.experts.experts == 0 &&
-           (shape.window == 0 || shape.window >= seq);
+    return rules_.context_parallel && job_.model.transformer;
   }
   bool with_experts() const {
     return rules_.expert_parallel && job_.model.transformer &&

@@ -406,6 +406,30 @@ inline void add_context(Cases& cases) {
     job.context.ulysses = ranks;
     return job;
   };
+  // Windows, which end within pieces and reach beyond them.
+  const ModelOptions windowed = architecture("mistral");
+  for (const auto way : kWays) {
+    for (const int64_t cp : {2, 3, 4}) {
+      add(windowed, {.cp = cp}, way);
+      add(windowed, {.cp = cp}, way, packed).data.documents = Documents::packed;
+    }
+    for (const Layout& layout : parse_layouts(
+             {"tp=2,cp=2", "pp=2,cp=2", "fsdp=2,cp=2", "dp=2,pp=2,cp=2"})) {
+      add(windowed, layout, way);
+    }
+    Job& all =
+        add(windowed, {.cp = 2, .tp = 2}, way,
+            ", dropout 0.3, sequence parallel, recompute all, packed");
+    all.model.dropout = 0.3;
+    all.tensor.sequence_parallel = true;
+    all.memory.recompute = Recompute::all;
+    all.data.documents = Documents::packed;
+    add(windowed, {.dp_replicate = 2, .cp = 2}, way, ", 3 backward passes")
+        .train.accumulate = 3;
+  }
+  for (const char* layout : {"cp=4", "cp=6", "fsdp=2,cp=4"}) {
+    grouped(windowed, layout);
+  }
   for (const auto& model : {tiny_gpt(), llama()}) {
     grouped(model, "cp=4");
     grouped(model, "cp=4", packed).data.documents = Documents::packed;
@@ -450,15 +474,11 @@ inline void add_architectures(Cases& cases) {
           .tensor.sequence_parallel = true;
     }
   }
-  // Sequences cut over ranks, which have no windows.
+  // Sequences cut over ranks; add_context has those of mistral.
   for (const char* name : {"qwen2", "qwen3", "gemma"}) {
     cases.add(architecture(name), {.cp = 2}, "ring");
     cases.add(architecture(name), {.cp = 2, .tp = 2}, "ring, sequence parallel")
         .tensor.sequence_parallel = true;
-  }
-  for (const Layout& layout : parse_layouts({"cp=2", "fsdp=2,cp=2"})) {
-    Job& job = cases.add(mixture("qwen3-moe"), layout, "ring, no losses");
-    job.model.aux_loss = job.model.z_loss = 0;
   }
 }
 
@@ -572,32 +592,65 @@ inline void add_capacities(Cases& cases) {
   }
 }
 
-// Sequences cut over ranks, and experts spread over other ranks.
+// Sequences cut over ranks, whose mixtures have losses and capacities of whole
+// samples, and experts spread over other ranks.
 inline void add_context_and_experts(Cases& cases) {
-  ModelOptions model = mixture("qwen3-moe");
-  model.aux_loss = model.z_loss = 0;
-  for (const Layout& layout : parse_layouts(
-           {"cp=2,ep=2", "cp=3,ep=2", "cp=2,ep=3", "dp=2,cp=2,ep=2",
-            "fsdp=2,cp=2,ep=2", "cp=2,tp=2,ep=2", "cp=2,pp=2,ep=2"})) {
-    cases.add(model, layout, "ring, no losses");
+  const ModelOptions plain = mixture("qwen3-moe");
+  ModelOptions limited = plain;
+  limited.capacity_factor = 0.6;
+  const auto add = [&](const ModelOptions& model, const Layout& layout,
+                       ContextWay way = ContextWay::ring,
+                       const std::string& also = "") -> Job& {
+    Job& job = cases.add(
+        model, layout,
+        to_string(way) + (model.capacity_factor > 0 ? ", capacity 0.6" : "") +
+            also);
+    job.context.way = way;
+    return job;
+  };
+  for (const auto& model : {plain, limited}) {
+    for (const auto way :
+         {ContextWay::ring, ContextWay::all_gather, ContextWay::ulysses}) {
+      for (const Layout& layout :
+           parse_layouts({"cp=2", "cp=3", "cp=4", "cp=2,ep=2"})) {
+        add(model, layout, way);
+      }
+    }
+    for (const Layout& layout : parse_layouts(
+             {"cp=3,ep=2", "cp=2,ep=3", "fsdp=2,cp=2", "tp=2,cp=2", "pp=2,cp=2",
+              "dp=2,cp=2,ep=2", "fsdp=2,cp=2,ep=2", "cp=2,tp=2,ep=2",
+              "cp=2,pp=2,ep=2"})) {
+      add(model, layout);
+      if (layout.tp == 1) continue;
+      add(model, layout, ContextWay::ring, tokens_text(true))
+          .tensor.sequence_parallel = true;
+    }
+    for (const int64_t stage : {1, 3}) {
+      add(model, {.dp_shard = 2, .cp = 2, .ep = 2}, ContextWay::ring,
+          ", " + stage_text(stage))
+          .shard.stage = stage;
+    }
+    const Layout both{.cp = 2, .ep = 2};
+    add(model, both, ContextWay::ring, ", recompute all").memory.recompute =
+        Recompute::all;
+    add(model, both, ContextWay::ring, ", 3 backward passes").train.accumulate =
+        3;
+    add(model, both, ContextWay::ring, ", batches of 16 and 8")
+        .train.rank_batch = {16, 8};
+    for (const auto& schedule : schedule_names()) {
+      add(model, {.cp = 2, .pp = 2}, ContextWay::ring, ", schedule " + schedule)
+          .pipeline.schedule = schedule_kind(schedule);
+    }
   }
-  for (const auto way : {ContextWay::all_gather, ContextWay::ulysses}) {
-    cases.add(model, {.cp = 2, .ep = 2}, to_string(way) + ", no losses")
-        .context.way = way;
-  }
-  cases
-      .add(
-          model, {.cp = 2, .tp = 2, .ep = 2},
-          "ring, no losses, sequence parallel")
-      .tensor.sequence_parallel = true;
-  for (const int64_t stage : {1, 3}) {
-    cases.add_stage(model, {.dp_shard = 2, .cp = 2, .ep = 2}, stage);
-  }
-  cases.add(model, {.cp = 2, .ep = 2}, "ring, no losses, recompute all")
-      .memory.recompute = Recompute::all;
+  // Which has a window, too.
+  ModelOptions mixtral = mixture("mixtral");
+  add(mixtral, {.cp = 2, .ep = 2});
+  mixtral.capacity_factor = 0.6;
+  add(mixtral, {.dp_shard = 2, .cp = 2, .ep = 2});
   ModelOptions biased = deepseek();
-  biased.aux_loss = 0;
-  cases.add(biased, {.cp = 2, .ep = 2}, "ring, no losses");
+  add(biased, {.cp = 2, .ep = 2});
+  biased.capacity_factor = 0.6;
+  add(biased, {.cp = 2, .ep = 2});
 }
 
 // Latent attention, and biases of experts that all ranks count for.

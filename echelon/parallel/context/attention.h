@@ -47,9 +47,14 @@ struct ContextAttentionCall {
   /// int64 [batch, sequence], whole: tokens attend to their own document.
   /// Undefined: sequences are one document each.
   torch::Tensor documents;
+  /// Tokens that a query attends to, itself and those before it; 0: all.
+  int64_t window = 0;
   double dropout = 0;                // of probabilities
   KeptProbabilities kept = nullptr;  // needed with dropout
   std::string label;                 // of the collectives
+
+  /// Whether the window hides any token.
+  bool is_windowed() const { return window > 0 && window < sequence; }
 };
 
 /// Attention of this rank's queries to all earlier positions.
@@ -59,11 +64,11 @@ struct ContextAttentionCall {
 ///   returns  [batch, tokens_r, heads, size]
 ///
 /// Every rank of the group calls this. Blocks without a mask use the fused
-/// kernel of CPUs; with documents or dropout, and on other devices, matrices of
-/// scores are made a few rows at a time. Blocks in which no query sees a key
-/// are skipped. Throws ConfigError when heads are exchanged between more ranks
-/// than there are heads. Its backward cannot be differentiated again, except
-/// that of the all-to-all.
+/// kernel of CPUs; with documents, a window or dropout, and on other devices,
+/// matrices of scores are made a few rows at a time. Blocks in which no query
+/// sees a key are skipped. Throws ConfigError when heads are exchanged between
+/// more ranks than there are heads. Its backward cannot be differentiated
+/// again, except that of the all-to-all.
 torch::Tensor context_attention(
     const torch::Tensor& query, const torch::Tensor& key,
     const torch::Tensor& value, const ContextParallel& context,
@@ -77,7 +82,8 @@ struct ScoreBlock {
   IndexRange columns;  // of the block's keys
   IndexRange queries;  // positions of the rows, where they follow each other
   IndexRange keys;     // positions of the columns, where they do
-  /// Row i sees columns up to i; else all.
+  /// A row sees columns up to its own position (row i up to column i where no
+  /// positions are given); else all.
   bool causal = false;
 };
 
@@ -87,6 +93,12 @@ struct ScoreBlock {
 std::vector<ScoreBlock> score_blocks(
     const std::vector<IndexRange>& queries, const std::vector<IndexRange>& keys,
     bool merged);
+
+/// What is left of these rectangles, which have positions, where a query sees
+/// `window` tokens: some rows at a time, and of the columns those that one of
+/// them sees.
+std::vector<ScoreBlock>
+within_window(const std::vector<ScoreBlock>& blocks, int64_t window);
 
 }  // namespace detail
 }  // namespace echelon

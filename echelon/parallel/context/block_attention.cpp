@@ -76,7 +76,8 @@ BlockAttention::BlockAttention(
 
 BlockAttention::Kernel BlockAttention::kernel_for(
     const ContextAttentionCall& call, const Tensor& like) {
-  if (call.documents.defined() || call.dropout > 0) return Kernel::none;
+  const bool masked = call.documents.defined() || call.is_windowed();
+  if (masked || call.dropout > 0) return Kernel::none;
   if (like.is_cpu() || like.is_meta()) return Kernel::cpu;
   if (!like.is_cuda()) return Kernel::none;
   // What the kernels take: rows of whole 16 bytes, and at most 256 elements of
@@ -95,6 +96,7 @@ std::vector<ScoreBlock> BlockAttention::blocks_of(
     const std::vector<IndexRange>& queries,
     const std::vector<IndexRange>& keys) const {
   auto blocks = score_blocks(queries, keys, fused());
+  if (call_.is_windowed()) blocks = within_window(blocks, call_.window);
   std::erase_if(blocks, [&](const auto& one) { return !sees_any(one); });
   return blocks;
 }
@@ -148,12 +150,16 @@ Tensor BlockAttention::scores(
     scores.masked_fill_(
         mine.unsqueeze(2).ne(others.unsqueeze(1)).unsqueeze(1), hidden);
   }
-  if (block.causal) {
-    const auto later = at::ones(
-                           {rows.size(), block.columns.size()},
-                           scores.options().dtype(torch::kBool))
-                           .triu(rows.begin + 1);
-    scores.masked_fill_(later, hidden);
+  // How far the first row's position is behind that of the first column.
+  const int64_t ahead = rows.begin + block.queries.begin - block.keys.begin;
+  const auto all = [&] {
+    return at::ones(
+        {rows.size(), block.columns.size()},
+        scores.options().dtype(torch::kBool));
+  };
+  if (block.causal) scores.masked_fill_(all().triu(ahead + 1), hidden);
+  if (call_.is_windowed()) {
+    scores.masked_fill_(all().tril(ahead - call_.window), hidden);
   }
   return scores;
 }
@@ -318,6 +324,28 @@ void MergedAttention::add(
   auto lse = lse_.narrow(2, rows.begin, rows.size());
   out.lerp_(result.out, at::sigmoid(result.lse - lse).unsqueeze(-1));
   lse.copy_(at::logaddexp(lse, result.lse));
+}
+
+std::vector<ScoreBlock>
+within_window(const std::vector<ScoreBlock>& blocks, int64_t window) {
+  std::vector<ScoreBlock> left;
+  for (const auto& whole : blocks) {
+    for (int64_t row = 0; row < whole.rows.size(); row += window) {
+      const IndexRange rows{row, std::min(whole.rows.size(), row + window)};
+      const auto queries = moved(rows, whole.queries.begin);
+      const IndexRange keys{
+          std::max(whole.keys.begin, queries.begin - window + 1),
+          std::min(whole.keys.end, queries.end)};
+      if (keys.begin >= keys.end) continue;
+      left.push_back(
+          {.rows = moved(rows, whole.rows.begin),
+           .columns = moved(keys, whole.columns.begin - whole.keys.begin),
+           .queries = queries,
+           .keys = keys,
+           .causal = whole.causal});
+    }
+  }
+  return left;
 }
 
 std::vector<ScoreBlock> score_blocks(

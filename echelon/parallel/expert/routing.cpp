@@ -116,28 +116,80 @@ class CollectRows : public torch::autograd::Function<CollectRows> {
   }
 };
 
-// [samples]; see route().
+// The piece of a sample that each choice is of, counted over all samples: int64
+// [tokens * k].
+Tensor pieces_of_choices(
+    const Tensor& experts, int64_t samples, const SampleParts& parts) {
+  const int64_t tokens = experts.size(0);
+  const int64_t length =
+      std::max<int64_t>(1, tokens / std::max<int64_t>(1, samples));
+  const auto numbers = torch::arange(tokens, experts.options());
+  const auto sample = at::div(numbers, length, /*rounding_mode=*/"floor");
+  auto pieces = sample * parts.num_pieces();
+  const auto places = numbers - sample * length;
+  int64_t begin = 0;
+  for (int64_t i = 1; i < parts.num_pieces(); ++i) {
+    begin += parts.here()[static_cast<size_t>(i - 1)].size();
+    pieces = pieces + places.ge(begin);
+  }
+  return pieces.unsqueeze(1).expand(experts.sizes()).reshape({-1});
+}
+
+// How many tokens of each whole sample chose each expert, int64 [samples,
+// experts], and Routing::earlier.
+std::tuple<Tensor, Tensor> loads_of_samples(
+    const Tensor& experts, int64_t num_experts, int64_t samples,
+    const SampleParts& parts, const std::string& label) {
+  const torch::NoGradGuard no_grad;
+  const int64_t pieces = parts.num_pieces();
+  const auto keys = pieces_of_choices(experts, samples, parts) * num_experts +
+                    experts.reshape({-1});
+  const auto own = loads_of(keys, samples * pieces * num_experts)
+                       .view({samples, pieces, num_experts});
+  if (!parts.is_used()) return {own.squeeze(1), Tensor()};
+  const auto all = torch::empty(
+      {parts.group.size(), samples, pieces, num_experts}, own.options());
+  parts.group.all_gather(all, own, {.label = label + " loads"}).wait();
+  std::vector<std::tuple<int64_t, int64_t, int64_t>> order;  // begin, rank, i
+  for (int64_t rank = 0; rank < std::ssize(parts.pieces); ++rank) {
+    for (int64_t i = 0; i < pieces; ++i) {
+      const auto& ranges = parts.pieces[static_cast<size_t>(rank)];
+      order.emplace_back(ranges[static_cast<size_t>(i)].begin, rank, i);
+    }
+  }
+  std::ranges::sort(order);
+  std::vector<Tensor> in_order;
+  for (const auto& [begin, rank, i] : order) {
+    in_order.push_back(all.select(0, rank).select(1, i));
+  }
+  const auto stacked = at::stack(in_order);
+  const auto before = stacked.cumsum(0) - stacked;
+  std::vector<Tensor> earlier(static_cast<size_t>(pieces));
+  for (size_t place = 0; place < order.size(); ++place) {
+    const auto& [begin, rank, i] = order[place];
+    if (rank != parts.group.rank()) continue;
+    earlier[static_cast<size_t>(i)] = before[static_cast<int64_t>(place)];
+  }
+  return {all.sum(at::IntArrayRef({0, 2})), at::stack(earlier, 1)};
+}
+
+// [samples]; see route(). `loads` int64 [samples, experts].
 Tensor losses_of(
-    const Tensor& scores, const Tensor& probabilities, const Tensor& experts,
-    const RoutingOptions& options, int64_t samples) {
+    const Tensor& scores, const Tensor& probabilities, const Tensor& loads,
+    const RoutingOptions& options, int64_t samples, const SampleParts& parts) {
   // There may be no sample at all.
-  const int64_t length = scores.size(0) / std::max<int64_t>(1, samples);
-  const auto by_sample = [&](const Tensor& tokens) {
-    return tokens.view({samples, length, tokens.size(-1)});
+  const int64_t here = scores.size(0) / std::max<int64_t>(1, samples);
+  const auto length =
+      static_cast<double>(std::max<int64_t>(1, parts.length(here)));
+  // The mean over whole samples, of which these are terms.
+  const auto mean = [&](const Tensor& tokens) {
+    return tokens.view({samples, here, tokens.size(-1)}).sum(1) / length;
   };
   Tensor losses;
   if (options.aux_loss > 0) {
-    const auto chosen = experts.view({samples, length * options.per_token});
-    const auto counts =
-        torch::zeros({samples, options.experts}, probabilities.options())
-            .scatter_add(
-                1, chosen,
-                torch::ones(chosen.sizes(), probabilities.options()));
-    const double scale =
-        static_cast<double>(options.experts) /
-        static_cast<double>(std::max<int64_t>(1, chosen.size(1)));
-    const auto means = by_sample(probabilities).mean(1);
-    losses = (counts * means).sum(1) * (options.aux_loss * scale);
+    const double scale = static_cast<double>(options.experts) /
+                         (length * static_cast<double>(options.per_token));
+    losses = (loads * mean(probabilities)).sum(1) * (options.aux_loss * scale);
   }
   if (options.z_loss > 0) {
     // The logarithm of the sum; logsumexp() has no kernel that knows shapes
@@ -145,8 +197,8 @@ Tensor losses_of(
     const auto first = scores.narrow(-1, 0, 1);
     const auto squares =
         (first - at::log_softmax(scores, -1).narrow(-1, 0, 1)).square();
-    const auto mean = by_sample(squares).mean(1).squeeze(1) * options.z_loss;
-    losses = losses.defined() ? losses + mean : mean;
+    const auto of_scores = mean(squares).squeeze(1) * options.z_loss;
+    losses = losses.defined() ? losses + of_scores : of_scores;
   }
   return losses;
 }
@@ -178,20 +230,26 @@ Tensor chosen_by(const Tensor& values, const RoutingOptions& options) {
       .contiguous();
 }
 
-// The expert of each choice in `flat` [choices]; num_experts for those beyond
-// the capacity.
+// The expert of each choice [tokens * k]; num_experts for those beyond the
+// capacity.
 Tensor within_capacity(
-    const Tensor& flat, int64_t num_experts, const Capacity& capacity) {
-  // Sorted by sample and expert, and for each in the order of the tokens.
+    const Tensor& experts, int64_t num_experts, const Capacity& capacity) {
+  // Sorted by piece of a sample and expert, and for each in the order of the
+  // tokens.
+  const auto flat = experts.reshape({-1});
   const auto numbers = torch::arange(flat.size(0), flat.options());
-  const int64_t length = std::max<int64_t>(
-      1, flat.size(0) / std::max<int64_t>(1, capacity.samples));
   const auto keys =
-      at::div(numbers, length, /*rounding_mode=*/"floor") * num_experts + flat;
+      pieces_of_choices(experts, capacity.samples, capacity.parts) *
+          num_experts +
+      flat;
   const auto [sorted, order] =
       keys.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
-  const auto counts = loads_of(keys, capacity.samples * num_experts);
-  const auto begins = counts.cumsum(0) - counts;
+  const auto counts = loads_of(
+      keys, capacity.samples * capacity.parts.num_pieces() * num_experts);
+  auto begins = counts.cumsum(0) - counts;
+  if (capacity.earlier.defined()) {
+    begins = begins - capacity.earlier.reshape({-1});
+  }
   const auto places = numbers - begins.index_select(0, sorted);
   const auto beyond =
       torch::empty(flat.sizes(), flat.options().dtype(torch::kBool))
@@ -201,9 +259,19 @@ Tensor within_capacity(
 
 }  // namespace
 
+int64_t SampleParts::length(int64_t here) const {
+  if (!is_used()) return here;
+  int64_t sum = 0;
+  for (const auto& ranges : pieces) {
+    for (const auto& range : ranges) sum += range.size();
+  }
+  return sum;
+}
+
 Routing route(
     const Tensor& scores, const RoutingOptions& options, int64_t samples,
-    bool with_losses, const Tensor& bias) {
+    bool training, const Tensor& bias, const SampleParts& parts,
+    const std::string& label) {
   const auto wide = for_sums(scores);
   const auto probabilities =
       options.sigmoid ? at::sigmoid(wide) : at::softmax(wide, -1);
@@ -220,12 +288,19 @@ Routing route(
   }
   if (options.scale != 1) weights = weights * options.scale;
   routing.weights = weights.to(scores.scalar_type());
-  if (with_losses && options.has_losses()) {
+  if (!training) return routing;
+  Tensor loads;
+  if (options.aux_loss > 0 ||
+      (options.capacity_factor > 0 && parts.is_used())) {
+    std::tie(loads, routing.earlier) = loads_of_samples(
+        routing.experts, options.experts, samples, parts, label);
+  }
+  if (options.has_losses()) {
     const auto shares =
         options.sigmoid
             ? probabilities / (probabilities.sum(-1, /*keepdim=*/true) + 1e-20)
             : probabilities;
-    routing.losses = losses_of(wide, shares, routing.experts, options, samples);
+    routing.losses = losses_of(wide, shares, loads, options, samples, parts);
   }
   return routing;
 }
@@ -237,12 +312,12 @@ Tensor loads_of(const Tensor& experts, int64_t num_experts) {
       .scatter_add_(0, chosen, torch::ones_like(chosen));
 }
 
-int64_t
-capacity_tokens(double factor, int64_t tokens, const RoutingOptions& options) {
+int64_t capacity_tokens(int64_t tokens, const RoutingOptions& options) {
   const double mean = static_cast<double>(tokens * options.per_token) /
                       static_cast<double>(options.experts);
   // 1.1 * 10 is a little above 11.
-  return static_cast<int64_t>(std::ceil(factor * mean * (1 - 1e-12)));
+  return static_cast<int64_t>(
+      std::ceil(options.capacity_factor * mean * (1 - 1e-12)));
 }
 
 Assignment::Assignment(
@@ -254,7 +329,7 @@ Assignment::Assignment(
   loads_ = loads_of(flat, num_experts);
   auto kept = loads_;
   if (capacity) {
-    flat = within_capacity(flat, num_experts, *capacity);
+    flat = within_capacity(experts, num_experts, *capacity);
     kept = loads_of(flat, num_experts + 1).narrow(0, 0, num_experts);
     dropped_ = loads_ - kept;
   }

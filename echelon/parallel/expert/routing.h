@@ -23,8 +23,13 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <iterator>
 #include <optional>
+#include <string>
 #include <vector>
+
+#include "echelon/comm/group.h"
+#include "echelon/layout/shard.h"
 
 namespace echelon {
 
@@ -41,8 +46,29 @@ struct RoutingOptions {
   double scale = 1;     // multiplies the weights
   double aux_loss = 0;  // coefficients; 0: the loss is not computed
   double z_loss = 0;
+  double capacity_factor = 0;  // of capacity_tokens(); 0: nothing is dropped
 
   bool has_losses() const { return aux_loss > 0 || z_loss > 0; }
+};
+
+/// Samples of which the ranks of a group have parts (parallel/context/). By
+/// default this rank has whole samples.
+struct SampleParts {
+  Group group = Group::alone("cp");
+  /// For each rank, the positions of its tokens in a sample, in the order in
+  /// which it has them. All ranks have as many ranges, some of which may be
+  /// empty.
+  std::vector<std::vector<IndexRange>> pieces;
+
+  bool is_used() const { return group.size() > 1; }
+  /// The tokens of a whole sample, of which `here` are on this rank.
+  int64_t length(int64_t here) const;
+  /// The ranges of this rank. With whole samples there is one, and `pieces` is
+  /// empty.
+  const std::vector<IndexRange>& here() const {
+    return pieces[static_cast<size_t>(group.rank())];
+  }
+  int64_t num_pieces() const { return is_used() ? std::ssize(here()) : 1; }
 };
 
 struct Routing {
@@ -52,17 +78,26 @@ struct Routing {
   /// [tokens, k]: their probabilities (or sigmoids) among all experts, or
   /// divided by the sum of the k, times the scale.
   torch::Tensor weights;
-  /// [samples], the losses of each sample; undefined: none was asked for.
+  /// [samples], the losses of each sample, of which this is the part of the
+  /// tokens here: the ranks' parts add up. Undefined: none.
   torch::Tensor losses;
+  /// int64 [samples, pieces, experts]: how many tokens of a sample, before each
+  /// of its pieces here, chose each expert. Undefined with whole samples, and
+  /// without a capacity.
+  torch::Tensor earlier;
 };
 
 /// Routes tokens by their `scores` [tokens, experts]. float16 and bfloat16 are
 /// computed in float32. Differentiable, but for the choice.
 ///
-///   samples  the tokens are those of so many samples of equal length, one
-///            after the other
-///   bias     [experts], added to probabilities for the choice alone;
-///            undefined: none
+///   samples   the tokens are those of so many samples of equal length, one
+///             after the other
+///   training  whether losses and capacities count
+///   bias      [experts], added to probabilities for the choice alone;
+///             undefined: none
+///   parts     of the samples; every rank of its group calls this. In training,
+///             with aux_loss or a capacity, they tell each other their loads
+///             by one all-gather of whole numbers, "<label> loads"
 ///
 /// The losses of a sample with T tokens, which depend on no other sample, and
 /// so on no layout and no number of microbatches:
@@ -76,7 +111,8 @@ struct Routing {
 /// The first is 1 * aux_loss when all experts have the same load.
 Routing route(
     const torch::Tensor& scores, const RoutingOptions& options, int64_t samples,
-    bool with_losses, const torch::Tensor& bias = {});
+    bool training, const torch::Tensor& bias = {},
+    const SampleParts& parts = {}, const std::string& label = {});
 
 /// How many choices each expert has: int64 [num_experts] on the device of
 /// `experts`, which nothing waits for.
@@ -86,16 +122,16 @@ torch::Tensor loads_of(const torch::Tensor& experts, int64_t num_experts);
 /// it. The other choices are dropped. A token is dropped or not whatever the
 /// other samples and the later tokens are, so no layout and no number of
 /// microbatches changes what is dropped; over the tokens of a rank, each would.
-/// A rank needs all tokens of its samples.
 struct Capacity {
   int64_t samples = 1;  // as of route()
   int64_t tokens = 0;   // of one sample
+  SampleParts parts;
+  torch::Tensor earlier;  // Routing::earlier
 };
 
-/// factor * tokens * k / experts, rounded up: `factor` times the mean load of
-/// a sample of `tokens`.
-int64_t
-capacity_tokens(double factor, int64_t tokens, const RoutingOptions& options);
+/// capacity_factor * tokens * k / experts, rounded up: so many times the mean
+/// load of a sample of `tokens`.
+int64_t capacity_tokens(int64_t tokens, const RoutingOptions& options);
 
 /// The choices of all tokens, sorted by expert; those of one expert are in the
 /// order of the tokens.

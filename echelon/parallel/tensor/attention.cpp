@@ -500,12 +500,6 @@ Tensor ParallelAttention::attend_in_context(
         ": sequences are not cut in generation; build the model without a "
         "context-parallel group");
   }
-  if (options_.window > 0 && options_.window < frame.total) {
-    throw ConfigError(format(
-        "{}: window={}, but sequences of {} tokens that are cut over {} ranks "
-        "have no windows yet; set window=0, or set [layout] cp=1",
-        label_, options_.window, frame.total, parallel_.context.size()));
-  }
   const int64_t value_size = qkv.value.size(-1);
   if (value_size > qkv.key.size(-1)) {
     throw ConfigError(format(
@@ -516,7 +510,10 @@ Tensor ParallelAttention::attend_in_context(
   }
   qkv.value = widened(qkv.value, qkv.key.size(-1));
   ContextAttentionCall call{
-      .sequence = frame.total, .documents = frame.documents, .label = label_};
+      .sequence = frame.total,
+      .documents = frame.documents,
+      .window = options_.window,
+      .label = label_};
   for (size_t kv = 0; kv < queries_of_kv_.size(); ++kv) {
     call.kv_of_query.insert(
         call.kv_of_query.end(), static_cast<size_t>(queries_of_kv_[kv]),

@@ -95,9 +95,7 @@ struct AttentionOptions {
   /// Above 0: RMSNorm of each head of queries and keys with this eps, before
   /// the rotation, as qwen3 has.
   double qk_norm_eps = 0;
-  /// Tokens that a query attends to, itself and those before it; 0: all. With
-  /// fewer than a sequence has, in a context-parallel group, forward throws
-  /// ConfigError.
+  /// Tokens that a query attends to, itself and those before it; 0: all.
   int64_t window = 0;
   std::optional<RotaryOptions> rotary;  // of queries and keys
   /// As DeepSeek has it: not fused, without biases, with `rotary`, as many

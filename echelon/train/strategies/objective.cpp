@@ -114,8 +114,11 @@ class NextToken : public Objective {
                          holder_of(scores), kIgnored)
                          .sum();
     if (!with_losses) return sum;
-    // Each unit counts the losses of its sample.
-    const auto units = targets.ge(0).sum(1).to(outputs[1].scalar_type());
+    // Each unit counts the losses of its sample, those on other ranks too.
+    const auto units = targets.ge(0).sum(1);
+    const auto& context = parallel_.context.group;
+    context.all_reduce(units, ReduceOp::sum, {.label = "targets of samples"})
+        .wait();
     return sum + (outputs[1] * units).sum();
   }
   torch::Tensor

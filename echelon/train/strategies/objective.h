@@ -238,7 +238,8 @@ std::shared_ptr<const Objective> classification(int64_t classes);
 /// Cross-entropy of the tokens' scores [n, sequence, vocabulary], targets
 /// [n, sequence]; a negative target is ignored. A model may return the scores
 /// and other losses [n] of each sample (of a mixture of experts), which are
-/// then added to the loss of each of its targets. In a tensor-parallel group
+/// then added to the loss of each of its targets. In a context-parallel group
+/// each rank has the terms of its tokens. In a tensor-parallel group
 /// the scores are those of the full vocabulary, or of this rank's shard
 /// (even_range of `vocabulary`), and are never all-gathered.
 /// `every_target_counts`: none is ignored, so that nothing needs to be counted.

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <string>
 #include <vector>
@@ -31,6 +32,7 @@ struct Case {
   std::vector<int64_t> kv_of_query = {0, 1, 2, 3};
   bool documents = false;
   double dropout = 0;
+  int64_t window = 0;
 };
 
 void PrintTo(const Case& one, std::ostream* out) {
@@ -68,6 +70,10 @@ struct Whole {
       hidden = hidden |
                documents.unsqueeze(2).ne(documents.unsqueeze(1)).unsqueeze(1);
     }
+    if (one.window > 0) {
+      hidden = hidden | torch::ones({one.sequence, one.sequence}, torch::kBool)
+                            .tril(-one.window);
+    }
     auto shares =
         (torch::matmul(q, k.transpose(2, 3)) / std::sqrt(double{kSize}))
             .masked_fill(hidden, -std::numeric_limits<double>::infinity())
@@ -90,6 +96,7 @@ ContextAttentionCall call_of(const Case& one) {
       .sequence = one.sequence,
       .kv_of_query = one.kv_of_query,
       .documents = documents_of(one),
+      .window = one.window,
       .dropout = one.dropout,
       .label = "attn"};
   if (one.dropout > 0) {
@@ -166,6 +173,17 @@ INSTANTIATE_TEST_SUITE_P(
         Case{.name = "few_heads", .kv_of_query = {0, 0}},
         Case{.name = "documents", .documents = true},
         Case{.name = "dropout", .dropout = 0.3},
+        Case{.name = "window", .sequence = 16, .window = 4},
+        Case{.name = "window_of_one", .window = 1},
+        Case{.name = "window_of_all_but_one", .window = 12},
+        Case{.name = "window_of_all", .window = 13},
+        Case{
+            .name = "window_and_all",
+            .sequence = 17,
+            .kv_of_query = {0, 0, 1, 1, 1},
+            .documents = true,
+            .dropout = 0.3,
+            .window = 5},
         Case{
             .name = "all",
             .sequence = 17,
@@ -238,6 +256,28 @@ TEST(ContextParallel, RectanglesOfARingStep) {
     }
   }
   EXPECT_EQ(scores, 64 * 65 / 2);
+}
+
+// With a window as long as a piece, the queries of a piece see keys of it and
+// of the one before: all other steps of a ring compute nothing.
+TEST(ContextParallel, StepsOutsideOfAWindowAreSkipped) {
+  constexpr int64_t kWindow = 8;
+  const ContextParallel context{Group::silent("cp", 0, 4), {}};
+  const ContextAttentionCall call{
+      .sequence = 64, .kv_of_query = {0}, .window = kWindow};
+  const detail::BlockAttention attention(call, 1, torch::zeros({1, 1, 1, 4}));
+  int64_t scores = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    for (int owner = 0; owner < 4; ++owner) {
+      const auto blocks = attention.blocks_of(
+          context.pieces_of(64, rank), context.pieces_of(64, owner));
+      EXPECT_EQ(blocks.empty(), std::abs(rank - owner) > 1) << rank << owner;
+      for (const auto& one : blocks) {
+        scores += one.rows.size() * one.columns.size();
+      }
+    }
+  }
+  EXPECT_EQ(scores, 64 * kWindow + 7 * kWindow * (kWindow - 1));
 }
 
 // As doc/context_parallel.md says: keys and values go to all other ranks in

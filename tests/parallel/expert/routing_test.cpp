@@ -183,11 +183,14 @@ TEST(Assignment, SpreadsAndCollectsAsTheFormula) {
 }
 
 TEST(Assignment, CapacityIsAShareOfASamplesMeanLoad) {
-  const RoutingOptions options{.experts = 10, .per_token = 2};
-  EXPECT_EQ(capacity_tokens(1, 50, options), 10);
-  EXPECT_EQ(capacity_tokens(1.1, 50, options), 11);
-  EXPECT_EQ(capacity_tokens(1.11, 50, options), 12);
-  EXPECT_EQ(capacity_tokens(0.01, 50, options), 1);
+  const auto capacity_of = [](double factor) {
+    return capacity_tokens(
+        50, {.experts = 10, .per_token = 2, .capacity_factor = factor});
+  };
+  EXPECT_EQ(capacity_of(1), 10);
+  EXPECT_EQ(capacity_of(1.1), 11);
+  EXPECT_EQ(capacity_of(1.11), 12);
+  EXPECT_EQ(capacity_of(0.01), 1);
 }
 
 // Two samples of four tokens; an expert takes two tokens of each.
