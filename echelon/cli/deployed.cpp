@@ -16,6 +16,7 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/memory_estimate.h"
 #include "echelon/error.h"
+#include "echelon/job/compute_dtype.h"
 #include "echelon/pool/settings.h"
 #include "echelon/predict/configured.h"
 #include "echelon/predict/predict_run.h"
@@ -159,7 +160,8 @@ void plan_grace(
   double step = 0;
   if (cluster) {
     step = predict::predict_step(
-               predict::configured(job, facts),
+               predict::configured(
+                   with_compute_dtype(job, cluster->node_of(0).device), facts),
                cluster->first(job.layout.num_ranks()))
                .step_seconds;
   }

@@ -21,6 +21,7 @@
 #include "echelon/cli/job_memory.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/error.h"
+#include "echelon/job/compute_dtype.h"
 #include "echelon/text/format.h"
 #include "echelon/text/table.h"
 #include "echelon/text/text_file.h"
@@ -49,7 +50,7 @@ struct Counted {
 using CountedLayers = std::map<int64_t, Counted>;
 
 const Counted&
-counted_for(const Job& job, bool on_processor, CountedLayers& all) {
+counted_for(const Job& job, const cluster::Device& device, CountedLayers& all) {
   const auto [at, is_new] = all.try_emplace(job.layout.tp);
   Counted& counted = at->second;
   if (!is_new) return counted;
@@ -57,7 +58,8 @@ counted_for(const Job& job, bool on_processor, CountedLayers& all) {
   together.layout = Layout{.tp = job.layout.tp};
   together.train.rank_batch.clear();
   try {
-    counted.model = count_layers(together, on_processor);
+    counted.model =
+        count_layers(with_compute_dtype(together, device), device.processor);
     for (auto& layer : counted.model->layers) layer.stage = -1;
   } catch (const ConfigError& error) {
     counted.why = error.what();
@@ -69,13 +71,14 @@ counted_for(const Job& job, bool on_processor, CountedLayers& all) {
 predict::Configure counting_of(
     const Job& job, const predict::RunCluster& cluster, CountedLayers& all) {
   if (!is_counted_alone(job) || !cluster.cluster) return {};
-  const bool on_processor = cluster.cluster->node_of(0).device.processor;
-  return [&all, on_processor](const Job& other) {
-    const Counted& counted = counted_for(other, on_processor, all);
+  const cluster::Device& device = cluster.cluster->node_of(0).device;
+  return [&all, &device](const Job& other) {
+    const Counted& counted = counted_for(other, device, all);
     if (!counted.model) throw ConfigError(counted.why);
     return predict::Configured{
         .model = *counted.model,
-        .strategy = predict::configured_strategy(other)};
+        .strategy =
+            predict::configured_strategy(with_compute_dtype(other, device))};
   };
 }
 

@@ -254,8 +254,9 @@ std::string set(const char* key, const std::string& value) {
 std::vector<std::string> settings_of(
     const SimulateArguments& arguments, const cost::Strategy& strategy) {
   const bool passes = !arguments.batch.empty() || !arguments.microbatch.empty();
-  const bool half = strategy.precision == cluster::Precision::bf16 ||
-                    strategy.precision == cluster::Precision::fp16;
+  const bool compute = strategy.precision == cluster::Precision::tf32 ||
+                       strategy.precision == cluster::Precision::bf16 ||
+                       strategy.precision == cluster::Precision::fp16;
   const std::pair<bool, std::string> all[] = {
       {passes, set("train.batch", strategy.global_batch)},
       {passes,
@@ -269,8 +270,8 @@ std::vector<std::string> settings_of(
       {!arguments.recompute.empty(),
        set("memory.recompute", cost::to_string(strategy.recompute))},
       {!arguments.zero.empty(), set("shard.stage", strategy.zero_stage)},
-      {half, set("precision.compute",
-                 std::string(cluster::to_string(strategy.precision)))},
+      {compute, set("precision.compute",
+                    std::string(cluster::to_string(strategy.precision)))},
       {arguments.sequence_parallel, "layout.sequence_parallel=true"}};
   std::vector<std::string> settings;
   for (const auto& [given, setting] : all) {

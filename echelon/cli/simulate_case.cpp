@@ -20,6 +20,7 @@
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/model_shape.h"
 #include "echelon/error.h"
+#include "echelon/job/compute_dtype.h"
 #include "echelon/predict/configured.h"
 #include "echelon/text/format.h"
 
@@ -147,15 +148,16 @@ void read_configuration(SimulateArguments& arguments, SimulateCase& made) {
         "--model {} with {}: the configuration says it; leave one out",
         arguments.model, arguments.config));
   }
-  const Job job = load_job(arguments.config, {.layout = arguments.layout});
+  const cluster::Device& device = made.cluster.node_of(0).device;
+  const Job job = with_compute_dtype(
+      load_job(arguments.config, {.layout = arguments.layout}), device);
   const JobFacts facts = check_job(job, job.layout.num_ranks());
   made.strategy = predict::configured_strategy(job);
   if (is_counted_alone(job)) arguments.count = arguments.layers.empty();
   if (!arguments.layers.empty()) {
     made.model = cost::read_counted_model(arguments.layers);
   } else if (arguments.count) {
-    const bool on_processor = made.cluster.node_of(0).device.processor;
-    made.model = count_layers(job, on_processor);
+    made.model = count_layers(job, device.processor);
     if (!is_counted_alone(job)) {
       made.formulas = predict::configured(job, facts).model;
     }

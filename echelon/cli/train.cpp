@@ -28,6 +28,7 @@
 #include "echelon/cluster/cuda_driver.h"
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
+#include "echelon/job/compute_dtype.h"
 #include "echelon/job/run_folder.h"
 #include "echelon/report/report.h"
 #include "echelon/text/build_info.h"
@@ -145,6 +146,7 @@ void place_on(Job& job, const cluster::Cluster& cluster) {
   const cluster::Device& device = cluster.node_of(0).device;
   job.comm.backend = BackendKind::automatic;
   job.comm.device = device.processor ? DeviceKind::cpu : DeviceKind::cuda;
+  job = with_compute_dtype(std::move(job), device);
   if (job.memory.limit_bytes == 0) {
     job.memory.limit_bytes = static_cast<int64_t>(cost::usable_bytes(device));
   }
@@ -460,6 +462,10 @@ int train(const TrainArguments& given) {
   }
   Job job = load(arguments.job);
   JobFacts facts = check(arguments.job, job);
+  if (job.comm.device == DeviceKind::automatic &&
+      cluster::ask_cuda().gpus.empty()) {
+    check_compute_on_processor(job);
+  }
   job.model.classes = facts.classes;
   check_hosts(job, options.num_nodes);
   check_folder_of_hosts(job, options.num_nodes);

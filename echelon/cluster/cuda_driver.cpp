@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "echelon/text/format.h"
@@ -13,6 +14,9 @@ namespace {
 // CUresult
 constexpr int kStubLibrary = 34;
 constexpr int kNoDevice = 100;
+
+constexpr int kCapabilityMajor = 75;  // CUdevice_attribute
+constexpr int kFirstWithBf16 = 8;     // Ampere
 
 struct Uuid {
   unsigned char bytes[16];
@@ -62,6 +66,21 @@ std::string uuid_of(void* driver, int index) {
   return text;
 }
 
+int capability_of(void* driver, int index) {
+  using GetDevice = int (*)(int*, int);
+  using GetAttribute = int (*)(int*, int, int);
+  const auto get_device = symbol<GetDevice>(driver, "cuDeviceGet");
+  const auto get = symbol<GetAttribute>(driver, "cuDeviceGetAttribute");
+  int device = 0;
+  int major = 0;
+  if (get_device == nullptr || get == nullptr ||
+      get_device(&device, index) != 0 ||
+      get(&major, kCapabilityMajor, device) != 0) {
+    return 0;
+  }
+  return major;
+}
+
 }  // namespace
 
 CudaFindings ask_cuda(const char* library) {
@@ -90,8 +109,17 @@ CudaFindings ask_cuda(const char* library) {
     found.error_text = error_text(driver, found.error);
     return found;
   }
-  for (int i = 0; i < devices; ++i) found.gpus.push_back(uuid_of(driver, i));
+  for (int i = 0; i < devices; ++i) {
+    found.gpus.push_back(uuid_of(driver, i));
+    const int capability = capability_of(driver, i);
+    found.capability =
+        i == 0 ? capability : std::min(found.capability, capability);
+  }
   return found;
+}
+
+bool has_bf16(const CudaFindings& found) {
+  return found.capability >= kFirstWithBf16;
 }
 
 GpuSigns find_gpu_signs() {

@@ -17,10 +17,15 @@ struct CudaFindings {
   std::string error_text;  // "CUDA_ERROR_SYSTEM_NOT_READY, system not …"
   int version = 0;         // the newest CUDA that it runs: 12060 is 12.6
   std::vector<std::string> gpus;  // the visible ones: "GPU-3f2c…", "MIG-…"
+  /// The lowest major number of their compute capabilities; 0: not known.
+  int capability = 0;
 };
 
 /// `library`: what to load; tests have another one.
 CudaFindings ask_cuda(const char* library = "libcuda.so.1");
+
+/// Whether all visible GPUs, of which there is one at least, multiply in bf16.
+bool has_bf16(const CudaFindings& found);
 
 /// What a machine shows of its GPUs without the driver's library.
 struct GpuSigns {

@@ -8,6 +8,7 @@
 #include "echelon/error.h"
 #include "echelon/explain/findings.h"
 #include "echelon/job/check_job.h"
+#include "echelon/job/compute_dtype.h"
 #include "echelon/predict/counted_layers.h"
 #include "echelon/predict/predict_run.h"
 
@@ -70,12 +71,15 @@ void WhatIf::find_cluster_of(const RunRecord& run) {
 }
 
 WhatIfStep WhatIf::simulated(const Settings& settings) const {
-  const Job job = load_job(run_.configuration, {.set = settings});
+  const auto here = [this](const Job& job) {
+    return with_compute_dtype(job, cluster_.node_of(0).device);
+  };
+  const Job job = here(load_job(run_.configuration, {.set = settings}));
   const JobFacts facts = check_job(job, job.layout.num_ranks(), *data_);
   WhatIfStep made{
       .settings = settings,
       .configured = run_.layers ? predict::configured_as_counted(
-                                      *run_.layers, *run_.job, job)
+                                      *run_.layers, here(*run_.job), job)
                                 : predict::configured(job, facts)};
   made.configured.model.expert_load = cost::measured_load(run_.steps);
   cost::Strategy& strategy = made.configured.strategy;

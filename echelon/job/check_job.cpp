@@ -22,6 +22,7 @@
 #include "echelon/architecture/trained_parameters.h"
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
+#include "echelon/job/compute_dtype.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/layout/layout.h"
 #include "echelon/layout/partition.h"
@@ -59,7 +60,7 @@ class Checker {
     check_memory();
     if (job_.layout.pp > 1) check_pipeline();
     if (!job_.model.devices.empty()) check_devices();
-    if (job_.precision.compute != ComputeDtype::same) check_precision();
+    check_precision();
     check_non_finite();
     check_batch();
     check_rebalance();
@@ -236,8 +237,7 @@ class Checker {
   // The setting because of which parameters are in shards.
   std::string shards_key() const {
     if (job_.layout.dp_shard > 1) return "layout.fsdp";
-    if (job_.precision.compute != ComputeDtype::same)
-      return "precision.compute";
+    if (in_16_bits(job_.precision.compute)) return "precision.compute";
     if (job_.precision.reduce != ReduceDtype::same) return "precision.reduce";
     return "memory.offload";
   }
@@ -371,7 +371,11 @@ class Checker {
   }
 
   void check_precision() {
-    if (job_.model.dtype == ModelDtype::float64) {
+    const ComputeDtype compute = job_.precision.compute;
+    const bool tf32 = compute == ComputeDtype::tf32;
+    if (job_.comm.device == DeviceKind::cpu) check_compute_on_processor(job_);
+    if ((tf32 || in_16_bits(compute)) &&
+        job_.model.dtype == ModelDtype::float64) {
       fail(
           "precision.compute",
           "[model] dtype = \"float64\" would be rounded to it in each layer; "

@@ -183,15 +183,14 @@ Job bound(config::Document document) {
 }  // namespace
 
 bool shards_parameters(const Job& job) {
-  return job.layout.dp_shard > 1 ||
-         job.precision.compute != ComputeDtype::same ||
+  return job.layout.dp_shard > 1 || in_16_bits(job.precision.compute) ||
          job.memory.offload != Offload::none ||
          (job.precision.reduce != ReduceDtype::same &&
           job.layout.data_ranks() * job.layout.cp > 1);
 }
 
 bool adds_gradients(const Job& job) {
-  const bool low = job.precision.compute != ComputeDtype::same;
+  const bool low = in_16_bits(job.precision.compute);
   const bool passes = job.train.accumulate > 1 || job.layout.pp > 1;
   // Ranks of cp have other tokens of the same samples.
   return job.layout.data_ranks() * job.layout.cp > 1 || (low && passes);

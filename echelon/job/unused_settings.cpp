@@ -198,7 +198,7 @@ class UnusedSettings {
 
   void find_precision() {
     const auto& precision = job_.precision;
-    const bool low = precision.compute != ComputeDtype::same;
+    const bool low = in_16_bits(precision.compute);
     const bool fixed = precision.loss_scale > 0;
     const bool dynamic = precision.compute == ComputeDtype::fp16 && !fixed;
     const std::string by_scale =

@@ -159,7 +159,10 @@ std::string headline(const MemoryModel& model, const Job& job) {
   add("recompute", job.memory.recompute, Recompute::none);
   add("activations", job.memory.activations, Activations::keep);
   add("offload", job.memory.offload, Offload::none);
-  add("computes in", job.precision.compute, ComputeDtype::same);
+  const ComputeDtype compute = job.precision.compute;
+  if (compute == ComputeDtype::tf32 || in_16_bits(compute)) {
+    said.push_back("computes in " + to_string(compute));
+  }
   said.push_back(to_string(job.optimizer.name));
   return text + join(said, ", ") + "\n";
 }

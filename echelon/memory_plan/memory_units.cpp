@@ -109,8 +109,7 @@ void CallList::add(
 }
 
 bool shards_state(const Job& job) {
-  return job.layout.dp_shard > 1 ||
-         job.precision.compute != ComputeDtype::same ||
+  return job.layout.dp_shard > 1 || in_16_bits(job.precision.compute) ||
          job.memory.offload != Offload::none;
 }
 

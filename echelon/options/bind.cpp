@@ -33,7 +33,9 @@ constexpr config::Names<Offload> kOffloadNames = {
     {"parameters", Offload::parameters}};
 
 constexpr config::Names<ComputeDtype> kComputeDtypeNames = {
+    {"auto", ComputeDtype::automatic},
     {"same", ComputeDtype::same},
+    {"tf32", ComputeDtype::tf32},
     {"bf16", ComputeDtype::bf16},
     {"fp16", ComputeDtype::fp16}};
 
@@ -311,7 +313,8 @@ void bind(config::Section& section, PrecisionOptions& options) {
   section.field(
       "compute", options.compute,
       "dtype of forward and backward; parameters are updated in [model] "
-      "dtype",
+      "dtype; auto: bf16 on GPUs that have it, else same; tf32: float32, with "
+      "products in TF32 on GPUs",
       kComputeDtypeNames);
   section.field(
       "reduce", options.reduce,

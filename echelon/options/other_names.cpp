@@ -164,6 +164,8 @@ std::span<const config::OtherNames> other_names() {
 
       // [precision]
       {"precision.compute", " = \"bf16\"", "bf16 bfloat16"},
+      {"precision.compute", " = \"tf32\"",
+       "tf32 allow_tf32 float32_matmul_precision"},
       {"precision.compute", " = \"fp16\"", "fp16 float16 half"},
       {"precision.compute", "",
        "precision.dtype train.dtype train.precision mixed_precision "

@@ -11,8 +11,19 @@ namespace echelon {
 
 /// The type of forward and backward: parameters as layers see them,
 /// activations and gradients. Norms, softmax and losses are always summed in
-/// float32. same: model.dtype.
-enum class ComputeDtype { same, bf16, fp16 };
+/// float32.
+enum class ComputeDtype {
+  automatic,  // bf16 on GPUs that have it, else same (job/compute_dtype.h)
+  same,       // model.dtype
+  tf32,       // float32, whose products GPUs round to TF32
+  bf16,
+  fp16,
+};
+
+/// Whether layers have other parameters than the optimizer, of 16 bits.
+inline bool in_16_bits(ComputeDtype compute) {
+  return compute == ComputeDtype::bf16 || compute == ComputeDtype::fp16;
+}
 
 /// The type in which gradients are summed over ranks. same: as they are.
 enum class ReduceDtype { same, float32, bf16 };
@@ -23,7 +34,7 @@ std::string to_string(ReduceDtype reduce);
 
 /// Master parameters and the optimizer's state always have model.dtype.
 struct PrecisionOptions {
-  ComputeDtype compute = ComputeDtype::same;
+  ComputeDtype compute = ComputeDtype::automatic;
   ReduceDtype reduce = ReduceDtype::same;
   /// The factor of the loss before backward. 0: as large as gradients allow for
   /// fp16, else 1.

@@ -307,11 +307,16 @@ std::string memory_table(const Plan& plan) {
   return table.text();
 }
 
-std::string precision_table(const cost::Strategy& strategy) {
+std::string
+precision_table(const cost::Strategy& strategy, const cluster::Device& device) {
   Table table("precision");
-  if (strategy.precision == cluster::Precision::bf16 ||
+  if (strategy.precision == cluster::Precision::tf32 ||
+      strategy.precision == cluster::Precision::bf16 ||
       strategy.precision == cluster::Precision::fp16) {
     table.word("compute", cluster::to_string(strategy.precision));
+  } else if (
+      strategy.precision == cluster::Precision::fp32 && !device.processor) {
+    table.word("compute", "same");  // "auto" would be bf16
   }
   return table.text();
 }
@@ -342,10 +347,15 @@ bool is_trained_here(const cost::ModelShape& model) {
 }
 
 std::string to_configuration(const Plan& plan, const PlanRequest& request) {
-  std::string text = model_table(plan.strategy, request) + data_table(request) +
-                     layout_table(plan.strategy) + shard_table(plan.strategy) +
-                     memory_table(plan) + precision_table(plan.strategy) +
-                     train_table(plan.strategy);
+  std::string text =
+      model_table(plan.strategy, request) + data_table(request) +
+      layout_table(plan.strategy) + shard_table(plan.strategy) +
+      memory_table(plan) +
+      precision_table(
+          plan.strategy, request.cluster.groups.empty()
+                             ? cluster::Device{.processor = true}
+                             : request.cluster.node_of(0).device) +
+      train_table(plan.strategy);
   text.pop_back();
   return text;
 }

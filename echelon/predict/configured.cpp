@@ -71,6 +71,8 @@ cost::ModelShape model_of(const Job& job, const JobFacts& facts) {
 }
 
 cluster::Precision precision_of(const Job& job) {
+  if (job.precision.compute == ComputeDtype::tf32)
+    return cluster::Precision::tf32;
   if (job.precision.compute == ComputeDtype::bf16)
     return cluster::Precision::bf16;
   if (job.precision.compute == ComputeDtype::fp16)

@@ -12,6 +12,7 @@
 #include "echelon/cost/context_way.h"
 #include "echelon/cost/step_estimate.h"
 #include "echelon/error.h"
+#include "echelon/job/compute_dtype.h"
 #include "echelon/job/resize.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
@@ -205,7 +206,11 @@ Replanned replan(
     const RunCluster& cluster, const DoesNotFit& check,
     const Configure& given) {
   const Configure by_formulas = [&](const Job& other) {
-    return configured(other, facts);
+    return configured(
+        cluster.cluster
+            ? with_compute_dtype(other, cluster.cluster->node_of(0).device)
+            : other,
+        facts);
   };
   const Configure& configure = given ? given : by_formulas;
   const auto checked = [&](Replanned plan) {

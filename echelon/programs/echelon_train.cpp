@@ -225,7 +225,7 @@ int run_plan(Arguments& arguments) {
       .colours = arguments.flag("--colours"),
       .columns = static_cast<size_t>(arguments.number("--columns", 80))};
   arguments.end();
-  Job job = load_job(config);
+  Job job = with_compute_dtype_here(load_job(config));
   const auto context = predict::choose_context(
       job, job.layout.num_ranks(), job.comm.device == DeviceKind::cpu);
   job.context = context.options;
@@ -261,7 +261,7 @@ int run_count(Arguments& arguments) {
   arguments.flag("--json");  // there is no other form
   const std::string path = arguments.value("--save", "");
   arguments.end();
-  const Job job = load_job(config);
+  const Job job = with_compute_dtype_here(load_job(config));
   const std::string text =
       cost::counted_model_json(counted_shape(job, load_plugin(job)));
   if (path.empty()) {

@@ -78,15 +78,17 @@ int64_t clock_offset(World& world) {
          std::stoll(clocks[static_cast<size_t>(world.rank())]);
 }
 
-// "float32", "bf16, master parameters float32, sums over ranks float32"
+// "float32", "float32, products in TF32", "bf16, master parameters float32,
+// sums over ranks float32"
 std::string precision_text(const Job& job) {
   const auto& precision = job.precision;
-  const bool low = precision.compute != ComputeDtype::same;
+  const std::string dtype = to_string(job.model.dtype);
   std::string text =
-      low ? format(
-                "{}, master parameters {}", to_string(precision.compute),
-                to_string(job.model.dtype))
-          : to_string(job.model.dtype);
+      in_16_bits(precision.compute)
+          ? format(
+                "{}, master parameters {}", to_string(precision.compute), dtype)
+          : dtype;
+  if (precision.compute == ComputeDtype::tf32) text += ", products in TF32";
   if (precision.reduce != ReduceDtype::same) {
     text += ", sums over ranks " + to_string(precision.reduce);
   }

@@ -31,12 +31,14 @@
 #include "echelon/comm/trace/progress.h"
 #include "echelon/environment/rank_environment.h"
 #include "echelon/error.h"
+#include "echelon/job/run_folder.h"
 #include "echelon/profiling/event_clock.h"
 #include "echelon/text/format.h"
 #include "echelon/text/plain.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/rollback.h"
 #include "echelon/train/chosen_context.h"
+#include "echelon/train/chosen_precision.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/non_finite.h"
 #include "echelon/train/rebalancing.h"
@@ -1098,7 +1100,9 @@ TrainResult train(
   at::set_num_threads(
       job.train.threads > 0 ? static_cast<int>(job.train.threads)
                             : world.compute_threads());
-  const Job chosen = with_chosen_context(job, world);
+  Job chosen = job;
+  chosen.precision = chosen_precision(with_own_names(job, own), world);
+  chosen = with_chosen_context(std::move(chosen), world);
   try {
     Loop loop(chosen, world, folder, own, doors);
     try {

@@ -306,7 +306,14 @@ TEST_F(SimulateCommand, TakesAConfigurationOfTrain) {
       text, AllOf(
                 StartsWith("simple_cnn on h100-sxm:1x8, 4 of 8 devices\n"
                            "dp=4 · 1 microbatch of 16\n"),
-                HasAll("samples/s", "fp32 peak", "waiting for dp  ")));
+                HasAll("samples/s", "bf16 peak", "waiting for dp  ")));
+  // What "auto" is not, on the same GPUs.
+  const std::string digits =
+      testing_support::read_file(source_path("examples/configs/digits.toml"));
+  folder_.write("same.toml", digits + "\n[precision]\ncompute = \"same\"\n");
+  EXPECT_THAT(
+      printed(run("same.toml --cluster h100-sxm:1x8 --layout dp=4")),
+      HasSubstr("fp32 peak"));
   refuses(configuration, "--cluster is missing");
   refuses(
       configuration + "--cluster h100-sxm:1x8 --model gpt2", "leave one out");

@@ -35,6 +35,17 @@ TEST_F(CudaDriver, TellsVisibleGpusByTheirUuids) {
   EXPECT_EQ(why(found), "");
 }
 
+TEST_F(CudaDriver, TellsWhetherEveryGpuHasBf16) {
+  const auto has = [](const char* majors) {
+    return has_bf16(
+        ask({{"FAKE_CUDA_GPUS", "ab"}, {"FAKE_CUDA_CAPABILITIES", majors}}));
+  };
+  EXPECT_TRUE(has("98"));
+  EXPECT_FALSE(has("97"));
+  EXPECT_FALSE(has("79"));
+  EXPECT_FALSE(has_bf16(ask_cuda("/nowhere/libcuda.so.1")));
+}
+
 TEST_F(CudaDriver, ThatIsAbsentMattersWhereAGpuIs) {
   const auto found = ask_cuda("/nowhere/libcuda.so.1");
   EXPECT_FALSE(found.library);

@@ -2,7 +2,8 @@
 // one character each, repeated to 16 bytes ("ab": two GPUs); FAKE_CUDA_MACHINE:
 // instead of it, those of the machine, of which CUDA_VISIBLE_DEVICES ("0,2")
 // shows some; FAKE_CUDA_INIT: what cuInit returns; FAKE_CUDA_VERSION: the
-// newest CUDA that it runs.
+// newest CUDA that it runs; FAKE_CUDA_CAPABILITIES: the major number of each
+// GPU's compute capability, one digit each.
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
@@ -47,6 +48,12 @@ int cuDeviceGet(int* device, int index) {
 }
 int cuDeviceGetUuid_v2(char* uuid, int device) {
   std::memset(uuid, gpus()[static_cast<size_t>(device)], 16);
+  return 0;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  if (attribute != 75) return 1;
+  const std::string majors = text("FAKE_CUDA_CAPABILITIES", "99");
+  *value = majors.at(static_cast<size_t>(device)) - '0';
   return 0;
 }
 int cuGetErrorName(int error, const char** name) {

@@ -695,6 +695,7 @@ constexpr int64_t kGiB = int64_t{1} << 30;
 
 TEST_F(Explain, MemoryNearItsLimit) {
   Job job = image_job("dp=2");
+  job.precision.compute = ComputeDtype::same;  // the timeline's, on GPUs too
   timeline::Timeline timeline = timeline_of(DataParallel{});
   made::add_memory(timeline, 39 * kGiB / 4, 10 * kGiB);
   const RunFinding found = only(Fault::memory_pressure, job, timeline);

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "echelon/job/check_job.h"
+#include "echelon/job/compute_dtype.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/job/resize.h"
 #include "echelon/job/run_folder.h"
@@ -369,6 +370,69 @@ TEST_F(JobTest, StagesOfShardingAreUsedWhereContextParallelRanksShard) {
   has_no_effect("where parameters are not sharded (fsdp is 1)");
   job.precision.compute = ComputeDtype::bf16;
   EXPECT_THAT(find_unused_settings(job), IsEmpty());
+}
+
+// float64, a program's own layers and what 16 bits are not for keep their dtype
+// where a configuration does not ask for another.
+TEST_F(JobTest, ComputesInBf16OnGpusByDefault) {
+  const auto chosen = [](const Job& job, bool gpus = true) {
+    return with_compute_dtype(job, gpus).precision.compute;
+  };
+  Job job;
+  EXPECT_EQ(chosen(job), ComputeDtype::bf16);
+  EXPECT_EQ(chosen(job, false), ComputeDtype::same);
+  Job other = job;
+  other.model.dtype = ModelDtype::float64;
+  EXPECT_EQ(chosen(other), ComputeDtype::same);
+  other = job;
+  other.model.name = kOwnModel;
+  EXPECT_EQ(chosen(other), ComputeDtype::same);
+  other = job;
+  other.model.devices = {"cuda:0", "cuda:1"};
+  EXPECT_EQ(chosen(other), ComputeDtype::same);
+  other = job;
+  other.train.compress = Compression::powersgd;
+  EXPECT_EQ(chosen(other), ComputeDtype::same);
+  for (const auto given :
+       {ComputeDtype::same, ComputeDtype::tf32, ComputeDtype::fp16}) {
+    job.precision.compute = given;
+    EXPECT_EQ(chosen(job), given);
+    EXPECT_EQ(chosen(job, false), given);
+  }
+  job.precision.compute = ComputeDtype::automatic;
+  cluster::Device device;
+  EXPECT_EQ(
+      with_compute_dtype(job, device).precision.compute, ComputeDtype::same);
+  device.peak_flops_per_second.fill(1e12);
+  EXPECT_EQ(
+      with_compute_dtype(job, device).precision.compute, ComputeDtype::bf16);
+  device.processor = true;
+  EXPECT_EQ(
+      with_compute_dtype(job, device).precision.compute, ComputeDtype::same);
+}
+
+// A float32 model in float32 tensors: nothing is sharded for it.
+TEST_F(JobTest, Tf32IsForFloat32OnGpus) {
+  const Job job = small("[precision]\ncompute = \"tf32\"\n");
+  EXPECT_FALSE(shards_parameters(job));
+  EXPECT_THAT(check_job(job, 1).warnings, IsEmpty());
+  cluster::Device processor;
+  processor.processor = true;
+  EXPECT_THAT(
+      error_text([&] { with_compute_dtype(job, processor); }),
+      HasSubstr("[precision] compute = \"tf32\": is for the matrix units of "
+                "GPUs, and "
+                "the ranks are on CPUs; set compute = \"same\""));
+  Job made;  // by a program
+  made.precision.compute = ComputeDtype::tf32;
+  EXPECT_THAT(
+      error_text([&] { check_compute_on_processor(made); }),
+      HasSubstr("set compute = \"same\""));
+  const Job wide =
+      small("[model]\ndtype = \"float64\"\n[precision]\ncompute = \"tf32\"\n");
+  EXPECT_THAT(
+      error_text([&] { check_job(wide, 1); }),
+      HasSubstr("would be rounded to it in each layer"));
 }
 
 // Matmuls are reduced in chunks even where tokens are not sharded.

@@ -314,6 +314,25 @@ TEST_F(DryRun, ARunRecordsMemoryBesideItsPlan) {
   EXPECT_LT(page.size(), 500'000u);
 }
 
+// "auto", the default, and tf32 on devices that are not here.
+TEST_F(DryRun, ComputesInBf16OnAGpuUnlessItIsToldOtherwise) {
+  for (const auto& [table, plan, step] :
+       std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"", "computes in bf16", "of the bf16 peak"},
+           {"compute = \"same\"", "adamw", "of the fp32 peak"},
+           {"compute = \"tf32\"", "computes in tf32", "of the tf32 peak"}}) {
+    SCOPED_TRACE(table);
+    const std::string path = config("[precision]\n" + table + "\n");
+    Command text({kEchelon, "train", path, "--dry-run", "--on", "h100-sxm:1"});
+    EXPECT_EQ(text.wait(), 0) << text.err();
+    EXPECT_THAT(text.out(), HasSubstr(plan));
+    EXPECT_THAT(text.out(), HasSubstr(step));
+    if (plan == "adamw") {
+      EXPECT_THAT(text.out(), Not(HasSubstr("computes in")));
+    }
+  }
+}
+
 TEST_F(DryRun, ARankThatRunsOutOfMemorySaysWhatWouldHelp) {
   const std::string path =
       config("[layout]\ndp = 2\n[memory]\nlimit_bytes = 200000000\n");

@@ -121,6 +121,26 @@ TEST_F(PredictRun, TakesTheOptimizerAndTheTypeOfSums) {
   EXPECT_EQ(strategy.reduce, ReduceDtype::float32);
 }
 
+// TF32 has float32's memory and rates of its own.
+TEST_F(PredictRun, TakesTheRatesOfTf32) {
+  Job job;
+  const auto step_in = [&](ComputeDtype compute) {
+    job.precision.compute = compute;
+    Configured what{
+        .model = cost::find_model("gpt2"),
+        .strategy = configured_strategy(job)};
+    what.strategy.microbatch_size = what.strategy.global_batch;
+    return predict_step(what, cluster::find_cluster("h100-sxm:1"));
+  };
+  const auto wide = step_in(ComputeDtype::same);
+  const auto tf32 = step_in(ComputeDtype::tf32);
+  const auto low = step_in(ComputeDtype::bf16);
+  EXPECT_EQ(configured_strategy(job).precision, cluster::Precision::bf16);
+  EXPECT_LT(tf32.step_seconds, 0.4 * wide.step_seconds);
+  EXPECT_GT(tf32.step_seconds, 1.3 * low.step_seconds);
+  EXPECT_EQ(tf32.memory[0].memory.bytes, wide.memory[0].memory.bytes);
+}
+
 // As the trainer does (doc/context_parallel.md): over fsdp and cp, where fsdp
 // is above 1 or the precision is lower.
 TEST_F(PredictRun, ShardsOverRanksOfContextParallelism) {

@@ -20,10 +20,12 @@
 #include "echelon/parallel/tensor/rotary.h"
 #include "echelon/profiling/event_clock.h"
 #include "echelon/timeline/recorder.h"
+#include "echelon/train/chosen_precision.h"
 #include "echelon/train/replicas.h"
 #include "echelon/train/step_sums.h"
 #include "echelon/train/strategies/count_job.h"
 #include "echelon/train/strategies/host_copy.h"
+#include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 #include "tests/support/temp_folder.h"
 #include "tests/test_device/places.h"
@@ -168,6 +170,29 @@ TEST(OnTheTestDevice, ThePlanCountsTheCommunicatorsOfAStep) {
         memory_plan::communicator_sizes(count_memory(job), job.layout);
     EXPECT_EQ(static_cast<int64_t>(planned.size()), most);
   }
+}
+
+// LibTorch's context says for the whole process what GPUs round.
+TEST(OnTheTestDevice, ProductsOfFloat32AreTf32WhereAJobSaysSo) {
+  TempFolder folder;
+  Job job = job_of(tiny_gpt(), write_tokens(folder));
+  job.train.steps = 1;
+  for (const auto compute :
+       {ComputeDtype::tf32, ComputeDtype::same, ComputeDtype::automatic}) {
+    job.precision.compute = compute;
+    run_ranks(
+        1,
+        [&](World& world) {
+          EXPECT_EQ(
+              chosen_precision(job, world).compute == ComputeDtype::tf32,
+              compute == ComputeDtype::tf32);
+          train(job, world, folder.path() + "/" + to_string(compute), nullptr);
+        },
+        on_test_device());
+    EXPECT_EQ(
+        at::globalContext().allowTF32CuBLAS(), compute == ComputeDtype::tf32);
+  }
+  for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
 }
 
 // The host queues all of it before the collective may begin.

@@ -12,11 +12,13 @@
 #include <utility>
 
 #include "echelon/architecture/language_model.h"
+#include "echelon/cluster/cuda_driver.h"
 #include "echelon/comm/group.h"
 #include "echelon/comm/nccl/accelerator.h"
 #include "echelon/comm/trace/record.h"
 #include "echelon/counting/layer_cost.h"
 #include "echelon/error.h"
+#include "echelon/job/compute_dtype.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/layers/ties.h"
 #include "echelon/memory/layer_memory.h"
@@ -409,6 +411,14 @@ void join_shape_ties(
 }
 
 }  // namespace
+
+Job with_compute_dtype_here(Job job) {
+  const auto device = device_of(job);
+  if (device == torch::kCPU) check_compute_on_processor(job);
+  return with_compute_dtype(
+      std::move(job),
+      device == torch::kCUDA && cluster::has_bf16(cluster::ask_cuda()));
+}
 
 memory_plan::MemoryModel
 count_memory(const Job& job, const ModelSource& source) {

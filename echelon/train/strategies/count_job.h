@@ -14,6 +14,10 @@
 
 namespace echelon {
 
+/// The job with the [precision] compute of ranks on this machine
+/// (job/compute_dtype.h). Throws ConfigError for tf32 without a GPU.
+Job with_compute_dtype_here(Job job);
+
 /// Counts the layers of the job's model as the first tensor-parallel rank has
 /// them, without and with recomputation, for the largest microbatch of a rank,
 /// in the compute dtype. Throws as count_layers does.

@@ -20,9 +20,7 @@ units_options(const Job& job, const RankLayersOptions& options) {
   ShardedUnitsOptions result;
   result.shard = job.shard;
   result.unshard_once = options.unshard_once;
-  if (job.precision.compute != ComputeDtype::same) {
-    result.compute = compute_dtype(job);
-  }
+  if (in_16_bits(job.precision.compute)) result.compute = compute_dtype(job);
   if (adds_gradients(job)) {
     result.reduce = dtype_of(job.precision.reduce);
   }

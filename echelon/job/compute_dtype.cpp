@@ -1,0 +1,35 @@
+#include "echelon/job/compute_dtype.h"
+
+#include <utility>
+
+#include "echelon/error.h"
+
+namespace echelon {
+
+void check_compute_on_processor(const Job& job) {
+  if (job.precision.compute != ComputeDtype::tf32) return;
+  const bool own = job.document.entries().empty();
+  throw ConfigError(
+      (own ? describe(job) : job.document).where("precision.compute") +
+      ": is for the matrix units of GPUs, and the ranks are on CPUs; set "
+      "compute = \"same\", whose products are float32, or \"bf16\"");
+}
+
+Job with_compute_dtype(Job job, bool gpus_with_bf16) {
+  if (job.precision.compute != ComputeDtype::automatic) return job;
+  const bool allowed =
+      job.model.dtype == ModelDtype::float32 && job.model.name != kOwnModel &&
+      job.model.devices.empty() && job.train.compress == Compression::none;
+  job.precision.compute =
+      gpus_with_bf16 && allowed ? ComputeDtype::bf16 : ComputeDtype::same;
+  return job;
+}
+
+Job with_compute_dtype(Job job, const cluster::Device& device) {
+  if (device.processor) check_compute_on_processor(job);
+  return with_compute_dtype(
+      std::move(job),
+      !device.processor && device.peak(cluster::Precision::bf16) > 0);
+}
+
+}  // namespace echelon
