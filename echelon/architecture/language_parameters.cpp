@@ -113,8 +113,7 @@ void list_feed_forward(
     list.buffer(mixture + "gate.e_score_correction_bias", shape.experts);
   }
   for (int64_t i = 0; i < shape.experts; ++i) {
-    // The experts of a rank share their products, which have no adapters.
-    mlp(&Parameters::matrix, format("{}experts.{}.", mixture, i),
+    mlp(&Parameters::linear, format("{}experts.{}.", mixture, i),
         shape.expert_size, names.gate, names.up, names.down);
   }
   if (shape.shared_experts > 0) {

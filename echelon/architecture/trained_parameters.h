@@ -29,9 +29,9 @@ inline constexpr std::string_view kAdapterB = ".lora_B.weight";
 bool is_adapter(std::string_view parameter);
 
 /// The linear layers of a language model's list that get adapters, in the order
-/// of the list. Those of attention and of MLPs can have them, a shared expert's
-/// too; other experts, routers, embeddings, the head and the products of low
-/// rank cannot (ParameterInfo::takes_adapter). Throws ConfigError for a target
+/// of the list. Those of attention, MLPs and experts can have them; routers,
+/// embeddings, the head and the products of low rank cannot
+/// (ParameterInfo::takes_adapter). Throws ConfigError for a target
 /// that names none of them, with the nearest names, and for a rank without
 /// targets.
 std::vector<std::string>

@@ -703,24 +703,38 @@ class Checker {
     return frozen;
   }
 
-  // The ranks of ep, which have different experts, send each other gradients.
+  // The ranks of ep, which have different experts, send each other gradients:
+  // what trains of one expert of a block trains of all.
   void check_frozen_experts(
       const std::vector<ParameterInfo>& parameters,
       const std::set<std::string>& frozen) {
-    std::map<std::string, const ParameterInfo*> first;  // by what they share
+    std::map<std::string, std::vector<std::string>> alike;
     for (const auto& info : parameters) {
       const auto expert = expert_of(info.name);
       if (!expert) continue;
       std::string shared = info.name;
       const std::string number = format(".experts.{}.", *expert);
       shared.replace(shared.find(number), number.size(), ".experts.*.");
-      const auto& other = *first.emplace(shared, &info).first->second;
-      if (frozen.contains(info.name) == frozen.contains(other.name)) continue;
-      fail(
-          "model.freeze",
-          "freezes one of \"{}\" and \"{}\", and ranks share out the experts "
-          "of a block (ep = {}); freeze \"{}\", or set ep = 1",
-          other.name, info.name, job_.layout.ep, shared);
+      alike[shared].push_back(info.name);
+    }
+    for (const auto& [shared, names] : alike) {
+      if (std::ssize(names) < job_.model.experts) {
+        const std::string layers =
+            shared.substr(0, shared.size() - kAdapterA.size());
+        fail(
+            "lora.targets",
+            "gives {} of {} experts an adapter at \"{}\", and ranks share out "
+            "the experts of a block (ep = {}); name all of them, or set ep = 1",
+            names.size(), job_.model.experts, layers, job_.layout.ep);
+      }
+      for (const auto& name : names) {
+        if (frozen.contains(name) == frozen.contains(names.front())) continue;
+        fail(
+            "model.freeze",
+            "freezes one of \"{}\" and \"{}\", and ranks share out the experts "
+            "of a block (ep = {}); freeze \"{}\", or set ep = 1",
+            names.front(), name, job_.layout.ep, shared);
+      }
     }
   }
 

@@ -50,13 +50,13 @@ LayerList plain_layers(
       resnet_config(options.name), shape[0], classes, parallel);
 }
 
-// The linear layers with adapters of one layer, as its module names them.
+// The linear layers with adapters among the tensors of one layer, as its module
+// names them.
 std::vector<std::string>
-adapted_in(const std::string& layer, const std::vector<ParameterInfo>& all) {
+adapted_in(const std::string& layer, const std::vector<ParameterInfo>& own) {
   std::vector<std::string> names;
-  for (const auto& info : all) {
-    if (!info.name.starts_with(layer + ".") || !info.name.ends_with(kAdapterA))
-      continue;
+  for (const auto& info : own) {
+    if (!info.name.ends_with(kAdapterA)) continue;
     const size_t begin = layer.size() + 1;
     names.push_back(
         info.name.substr(begin, info.name.size() - kAdapterA.size() - begin));
@@ -90,13 +90,13 @@ LayerList model_layers(
   const auto plain = plain_layers(options, input_shape, classes, parallel);
   LayerList layers;
   for (auto layer : plain.layers()) {
-    layer.initialize = [name = layer.name, own = parameters_of(
-                                               layer.name, all, options.experts,
-                                               parallel.experts)](
+    const auto own =
+        parameters_of(layer.name, all, options.experts, parallel.experts);
+    layer.initialize = [name = layer.name, own](
                            torch::nn::Module& module, uint64_t seed) {
       initialize(module, name + ".", own, seed);
     };
-    if (const auto names = adapted_in(layer.name, all); !names.empty()) {
+    if (const auto names = adapted_in(layer.name, own); !names.empty()) {
       layer.build = [names, lora = options.lora,
                      build = std::move(layer.build)] {
         BuiltLayer built = build();

@@ -21,13 +21,6 @@ namespace {
 
 using torch::Tensor;
 
-// A matrix without a computation of its own.
-struct Matrix : ShardedModule {
-  explicit Matrix(ParameterShard shard)
-      : weight(register_shard("weight", std::move(shard))) {}
-  Tensor weight;
-};
-
 // Which tokens of samples of `sequence` tokens each rank has.
 SampleParts parts_of(const ContextParallel& context, int64_t sequence) {
   SampleParts parts;
@@ -57,6 +50,46 @@ Tensor stacked(
 }
 
 }  // namespace
+
+// A matrix [out, in] of an expert. What the ranks of a tensor-parallel group
+// compute with one that is sharded by its inputs are terms of a sum, and so
+// they are with its adapter.
+class ExpertMatrix : public AdaptedLinear {
+ public:
+  // Sharded along `dim`.
+  ExpertMatrix(
+      int64_t out, int64_t in, int64_t dim, const TensorParallel& parallel)
+      : parallel_(parallel),
+        out_(out),
+        in_(in),
+        dim_(dim),
+        weight_(register_shard(
+            "weight",
+            {even_shard({out, in}, dim, parallel.rank(), parallel.size())})) {}
+
+  void add_adapter(int64_t rank, double scale) override {
+    if (dim_ == 0) {
+      adapt_outputs(out_, in_, rank, scale, parallel_);
+    } else {
+      adapt_inputs(out_, in_, rank, scale, parallel_, parallel_.size() > 1);
+    }
+  }
+
+  // `share` multiplies the gradients of parameters.
+  Tensor times(const Tensor& rows, double share) const {
+    const auto product = [&](const Tensor& x, const Tensor& parameter) {
+      return at::linear(x, with_scaled_gradient(parameter, share));
+    };
+    const auto y = product(rows, weight_);
+    if (!has_adapter()) return y;
+    return y + product(product(rows, a_) * scale_, b_);
+  }
+
+ private:
+  TensorParallel parallel_;
+  int64_t out_, in_, dim_;
+  Tensor weight_;
+};
 
 Router::Router(const LanguageModelShape& shape, std::string name)
     : mixture(std::move(name)),
@@ -158,23 +191,19 @@ MixtureOfExperts::MixtureOfExperts(
   router_ = register_module("gate", std::make_shared<Router>(shape, label_));
   const auto list =
       register_module("experts", std::make_shared<torch::nn::Module>());
-  const auto sharded = [&](std::vector<int64_t> sizes, int64_t dim) {
-    return std::make_shared<Matrix>(ParameterShard{
-        even_shard(std::move(sizes), dim, parallel_.rank(), parallel_.size())});
-  };
   const auto own = experts_of(shape.experts, parallel_.experts);
   for (int64_t i = own.begin; i < own.end; ++i) {
     const auto expert = list->register_module(
         std::to_string(i), std::make_shared<torch::nn::Module>());
+    const auto add = [&](const char* name, int64_t out, int64_t in,
+                         int64_t dim) {
+      return expert->register_module(
+          name, std::make_shared<ExpertMatrix>(out, in, dim, parallel_));
+    };
     experts_.push_back(
-        {.gate =
-             expert->register_module(names.gate, sharded({inner, hidden}, 0))
-                 ->weight,
-         .up = expert->register_module(names.up, sharded({inner, hidden}, 0))
-                   ->weight,
-         .down =
-             expert->register_module(names.down, sharded({hidden, inner}, 1))
-                 ->weight});
+        {.gate = add(names.gate, inner, hidden, 0),
+         .up = add(names.up, inner, hidden, 0),
+         .down = add(names.down, hidden, inner, 1)});
   }
   if (shape.shared_experts == 0) return;
   shared_ = register_module(
@@ -195,13 +224,9 @@ Tensor MixtureOfExperts::compute(
   for (size_t i = 0; i < experts_.size(); ++i) {
     const auto own = rows.narrow(0, begin, counts[i]);
     begin += counts[i];
-    const auto times = [&](const Tensor& x, const Tensor& weight) {
-      return at::linear(x, with_scaled_gradient(weight, share));
-    };
-    const auto& expert = experts_[i];
-    results.push_back(times(
-        silu_times(times(own, expert.gate), times(own, expert.up)),
-        expert.down));
+    const auto& [gate, up, down] = experts_[i];
+    results.push_back(down->times(
+        silu_times(gate->times(own, share), up->times(own, share)), share));
   }
   return at::cat(results);
 }

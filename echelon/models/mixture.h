@@ -83,6 +83,8 @@ class RouterSteps {
   torch::Tensor counts_;
 };
 
+class ExpertMatrix;  // mixture.cpp
+
 /// The router and the experts of a block, under the names of its architecture
 /// (ExpertNames):
 ///
@@ -92,6 +94,8 @@ class RouterSteps {
 ///
 /// and of DeepSeek-V3, as one MLP, experts that every token passes:
 /// shared_experts.GATE.weight … .
+///
+/// All but the router may have adapters (parallel/tensor/linear.h).
 ///
 /// A rank of parallel.experts has its share of the experts (experts_of); in a
 /// tensor-parallel group each expert's inner features are sharded. With
@@ -120,7 +124,7 @@ class MixtureOfExperts : public torch::nn::Module {
 
  private:
   struct Expert {
-    torch::Tensor gate, up, down;
+    std::shared_ptr<ExpertMatrix> gate, up, down;
   };
   torch::Tensor
   compute(const torch::Tensor& rows, const std::vector<int64_t>& counts) const;

@@ -150,8 +150,9 @@ TEST(Peft, ASharedExpertHasItsCompleteName) {
       .value_size = 2,
       .max_positions = 8};
   const auto config = nlohmann::json::parse(peft_config(
-      {.rank = 4, .targets = {"up_proj", "o_proj"}}, "base",
-      list_parameters(deepseek, {8}, 10), false));
+      {.rank = 4,
+       .targets = {"0.mlp.up_proj", "shared_experts.up_proj", "o_proj"}},
+      "base", list_parameters(deepseek, {8}, 10), false));
   EXPECT_EQ(
       config["target_modules"],
       nlohmann::json(

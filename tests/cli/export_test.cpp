@@ -44,6 +44,10 @@ ModelOptions model(const std::string& name) {
   options.intermediate_size = 37;
   options.max_positions = 24;
   options.vocab_size = 51;
+  if (name == "mixtral") {
+    options.experts = 3;
+    options.experts_per_token = 2;
+  }
   return options;
 }
 
@@ -225,7 +229,9 @@ TEST_F(Export, InTheDtypeThatIsAskedFor) {
 
 // A checkpoint of adapters, whose model is in a file of its own.
 TEST_F(Export, AdaptersAloneOrAddedToTheirModel) {
-  for (const char* name : {"gpt", "llama"}) {
+  const std::map<std::string, std::string> targets = {
+      {"gpt", "c_attn"}, {"llama", "q_proj"}, {"mixtral", "w2"}};
+  for (const char* name : {"gpt", "llama", "mixtral"}) {
     SCOPED_TRACE(name);
     const std::string base_run = std::string(name) + "-base";
     const auto base = make_run(base_run, model(name), 1);
@@ -234,14 +240,15 @@ TEST_F(Export, AdaptersAloneOrAddedToTheirModel) {
     auto options = model(name);
     options.weights = weights;
     options.lora = {.rank = 2, .alpha = 3};
-    options.lora.targets = {name == std::string("gpt") ? "c_attn" : "q_proj"};
+    options.lora.targets = {targets.at(name)};
     Random random(5);
     std::vector<WholeTensor> adapters;
     for (const auto& info : list_parameters(options, {24}, 51)) {
       if (is_adapter(info.name))
         adapters.push_back(normal_tensor(info, random));
     }
-    ASSERT_EQ(adapters.size(), 4u);
+    const bool experts = name == std::string("mixtral");
+    ASSERT_EQ(adapters.size(), experts ? 12u : 4u);
     write_sharded_checkpoint(
         checkpoint(name, 7), adapters, toml_of(options), 7);
     folder_.write(std::string(name) + "/config.toml", toml_of(options));

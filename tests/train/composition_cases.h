@@ -788,6 +788,46 @@ inline void add_adapters(Cases& cases) {
   for (const Layout& layout : parse_layouts({"ep=2", "fsdp=2,ep=2"})) {
     add(mixture("qwen3-moe"), layout).model.lora.targets = {"*attn.[kv]_proj"};
   }
+  // Adapters of each expert, beside others and alone.
+  const auto add_experts = [&](const ModelOptions& model, const Layout& layout,
+                               const std::string& also = "") -> Job& {
+    Job& job = add(model, layout, " of experts" + also);
+    job.model.lora.targets = {"o_proj", "*.experts.*", "*.mlp.down_proj"};
+    if (model.name == "mixtral") job.model.lora.targets = {"w1", "w2", "w3"};
+    return job;
+  };
+  for (const auto& model : {mixture("mixtral"), deepseek()}) {
+    for (const Layout& layout : parse_layouts(
+             {"dp=2", "tp=2", "tp=3", "pp=2", "ep=2", "ep=3", "fsdp=2",
+              "fsdp=3", "cp=2", "dp=2,ep=2", "tp=2,ep=2", "pp=2,ep=2",
+              "fsdp=2,ep=2", "cp=2,ep=2", "fsdp=2,tp=2", "fsdp=2,tp=2,ep=2",
+              "dp=2,fsdp=2,ep=2"})) {
+      add_experts(model, layout);
+      if (layout.tp == 1) continue;
+      add_experts(model, layout, tokens_text(true)).tensor.sequence_parallel =
+          true;
+    }
+    for (const int64_t stage : {1, 2}) {
+      add_experts(model, {.dp_shard = 2, .ep = 2}, ", " + stage_text(stage))
+          .shard.stage = stage;
+    }
+  }
+  const Layout sharded{.dp_shard = 2, .ep = 2};
+  const ModelOptions mixtral = mixture("mixtral");
+  for (const auto recompute : {Recompute::all, Recompute::selective}) {
+    add_experts(mixtral, sharded, ", recompute " + to_string(recompute))
+        .memory.recompute = recompute;
+  }
+  add_experts(mixtral, sharded, ", parameters offloaded").memory.offload =
+      Offload::parameters;
+  add_experts(mixtral, {.ep = 2}, ", 3 backward passes").train.accumulate = 3;
+  Job& adam = add_experts(mixtral, {.tp = 2, .ep = 2}, ", adamw");
+  adam.optimizer.name = OptimizerKind::adamw;
+  adam.optimizer.learning_rate = 1e-3;
+  for (const auto& schedule : schedule_names()) {
+    add_experts(mixtral, {.pp = 2, .ep = 2}, ", schedule " + schedule)
+        .pipeline.schedule = schedule_kind(schedule);
+  }
 }
 
 // Texts of which some tokens count in the loss, so that ranks have different

@@ -97,8 +97,9 @@ The stage says what `fsdp` shards: 1 optimizer state, 2 also gradients, 3 also p
 that parameters stay unsharded until the step ends, and "gathered for a use" that they are resharded after each use (`[shard] gather`). gpt has a
 dropout of 0.3 in the rows that save memory. `order` names the axes, outermost first, where it is not the default (dp, fsdp, pp, cp, ep, tp). With
 `cp` sequences of 11 tokens are cut; "ring", "all_gather", "ulysses" and "ulysses_ring" are the ways of its attention. "frozen" names parameters that
-do not train. "adapters" are of rank 3, beside queries, values, outputs and the MLP. With "masked tokens", a quarter of them count in the loss. With
-"capacity 0.6" an expert takes 3 tokens of a sample, of which 4.4 choose it on average; the others are dropped.
+do not train. "adapters" are of rank 3, beside queries, values, outputs and the MLP, "adapters of experts" beside the matrices of each expert. With
+"masked tokens", a quarter of them count in the loss. With "capacity 0.6" an expert takes 3 tokens of a sample, of which 4.4 choose it on average; the
+others are dropped.
 
 `tests/train/composition_test.cpp` writes and runs all rows.
 

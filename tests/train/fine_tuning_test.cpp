@@ -204,11 +204,13 @@ TEST_F(FrozenTraining, OwnLayersAreFrozenByName) {
 class Adapters : public FrozenTraining {
  protected:
   Adapters() {
-    for (const char* name : {"gpt", "llama"}) {
+    for (const char* name : kNames) {
       const auto network = make_network(plain(name), {11}, 67, 9);
       save_weights(*network, base(name));
     }
   }
+
+  static constexpr const char* kNames[] = {"gpt", "llama", "mixtral"};
 
   static ModelOptions plain(const std::string& name) {
     ModelOptions model = tiny_gpt();
@@ -219,6 +221,10 @@ class Adapters : public FrozenTraining {
     model.heads = 6;
     model.kv_heads = 2;
     model.intermediate_size = 31;
+    if (name == "mixtral") {
+      model.experts = 3;
+      model.experts_per_token = 2;
+    }
     return model;
   }
   static ModelOptions adapted(const std::string& name) {
@@ -226,6 +232,8 @@ class Adapters : public FrozenTraining {
     model.lora = {.rank = 3, .alpha = 6};
     if (name == "gpt") {
       model.lora.targets = {"c_attn", "c_proj", "c_fc"};
+    } else if (name == "mixtral") {
+      model.lora.targets = {"q_proj", "w1", "w2"};
     } else {
       model.lora.targets = {"q_proj", "v_proj", "o_proj", "down_proj"};
     }
@@ -256,7 +264,7 @@ TEST_F(Adapters, BeginAsTheModelThatTheyAreAddedTo) {
     });
     return loss;
   };
-  for (const char* name : {"gpt", "llama"}) {
+  for (const char* name : kNames) {
     Job job = adapting(name, {});
     job.model = plain(name);
     job.model.weights = base(name);
@@ -270,9 +278,12 @@ TEST_F(Adapters, BeginAsTheModelThatTheyAreAddedTo) {
 }
 
 TEST_F(Adapters, AreSavedAloneAndLoadInOtherLayouts) {
-  for (const char* name : {"gpt", "llama"}) {
+  for (const char* name : kNames) {
     const std::string folder = folder_.make_folder(std::string(name) + "-run");
-    const Job saved = adapting(name, {.dp_shard = 2, .tp = 2});
+    const bool experts = name == std::string("mixtral");
+    const Job saved = adapting(
+        name,
+        experts ? parse_layout("fsdp=2,ep=2") : parse_layout("fsdp=2,tp=2"));
     run_ranks(4, [&](World& world) {
       at::set_num_threads(1);
       save_steps(saved, world, 2, folder);
@@ -287,8 +298,11 @@ TEST_F(Adapters, AreSavedAloneAndLoadInOtherLayouts) {
       EXPECT_TRUE(is_adapter(own)) << tensor.name;
       adapters += tensor.kind == SavedKind::parameter;
     }
-    EXPECT_EQ(adapters, 2 * 2 * 4);  // c_proj is in attention and the MLP
-    for (const Layout& layout : parse_layouts({"pp=2", "tp=2"})) {
+    // Of each block; c_proj is in attention and the MLP, w1 in each expert.
+    EXPECT_EQ(adapters, 2 * 2 * (experts ? 1 + 3 * 2 : 4));
+    auto layouts = parse_layouts({"pp=2", "tp=2"});
+    if (experts) layouts.push_back({.ep = 3});
+    for (const Layout& layout : layouts) {
       const Job job = adapting(name, layout);
       run_ranks(static_cast<int>(layout.num_ranks()), [&](World& world) {
         at::set_num_threads(1);
@@ -321,7 +335,7 @@ TEST_F(Adapters, AreSavedAloneAndLoadInOtherLayouts) {
 
 // Adapters with random values, added to their matrices, give the same scores.
 TEST_F(Adapters, AddedToTheMatricesGiveTheSameScores) {
-  for (const char* name : {"gpt", "llama"}) {
+  for (const char* name : kNames) {
     const auto network = make_network(adapted(name), {11}, 67, 9);
     load_weights(*network, base(name));
     {

@@ -520,6 +520,29 @@ void AdaptedLinear::register_adapter(
   scale_ = scale;
 }
 
+void AdaptedLinear::adapt_outputs(
+    int64_t out, int64_t in, int64_t rank, double scale,
+    const TensorParallel& parallel) {
+  const auto own = own_shards().at("weight");
+  register_adapter(
+      {replicated({rank, in}, parallel.rank()), parallel.size() > 1,
+       initial_a(in)},
+      {adapter_shard(own.shard, out, rank, 0), own.sum_gradients,
+       InitialValue::constant_of(0)},
+      scale);
+}
+
+void AdaptedLinear::adapt_inputs(
+    int64_t out, int64_t in, int64_t rank, double scale,
+    const TensorParallel& parallel, bool sum_gradients) {
+  const auto own = own_shards().at("weight");
+  register_adapter(
+      {adapter_shard(own.shard, rank, in, 1), false, initial_a(in)},
+      {replicated({out, rank}, parallel.rank()), sum_gradients,
+       InitialValue::constant_of(0)},
+      scale);
+}
+
 Tensor AdaptedLinear::with_adapter(const Tensor& y, const Tensor& inner) const {
   return y + at::linear(inner * scale_, b_);
 }
@@ -565,15 +588,8 @@ ColumnParallelLinear::ColumnParallelLinear(
   bias = register_shard("bias", {one, shared, initial_value(shape)});
 }
 
-// Each rank has A, and its gradient there is the part of the rank's outputs.
 void ColumnParallelLinear::add_adapter(int64_t rank, double scale) {
-  const auto own = own_shards().at("weight");
-  register_adapter(
-      {replicated({rank, shape_.in}, parallel_.rank()), parallel_.size() > 1,
-       initial_a(shape_.in)},
-      {adapter_shard(own.shard, shape_.out, rank, 0), own.sum_gradients,
-       InitialValue::constant_of(0)},
-      scale);
+  adapt_outputs(shape_.out, shape_.in, rank, scale, parallel_);
 }
 
 // A is one more matrix that multiplies the input.
@@ -655,15 +671,10 @@ torch::Tensor RowParallelLinear::forward(const torch::Tensor& x) {
              label_ + ".lora_A"));
 }
 
-// Each rank has B, which it applies to whole sums x A, of its tokens.
+// B applies to whole sums x A, of this rank's tokens.
 void RowParallelLinear::add_adapter(int64_t rank, double scale) {
-  const auto own = own_shards().at("weight");
-  register_adapter(
-      {adapter_shard(own.shard, rank, shape_.in, 1), false,
-       initial_a(shape_.in)},
-      {replicated({shape_.out, rank}, parallel_.rank()),
-       parallel_.splits_tokens(), InitialValue::constant_of(0)},
-      scale);
+  adapt_inputs(
+      shape_.out, shape_.in, rank, scale, parallel_, parallel_.splits_tokens());
 }
 
 }  // namespace echelon

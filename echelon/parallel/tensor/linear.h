@@ -105,13 +105,26 @@ class AdaptedLinear : public ShardedModule {
   bool has_adapter() const { return a_.defined(); }
 
  protected:
-  void register_adapter(ParameterShard a, ParameterShard b, double scale);
+  /// Registers the adapter of a weight [out, in] (or its transpose) that is
+  /// sharded by its outputs, as this layer's "weight" is: each rank has A,
+  /// whose gradient there is the part of the rank's outputs.
+  void adapt_outputs(
+      int64_t out, int64_t in, int64_t rank, double scale,
+      const TensorParallel& parallel);
+  /// The same by its inputs: each rank has B. `sum_gradients`: of B
+  /// (ParameterShard).
+  void adapt_inputs(
+      int64_t out, int64_t in, int64_t rank, double scale,
+      const TensorParallel& parallel, bool sum_gradients);
   /// y plus this adapter's part, of `inner` = x A.
   torch::Tensor
   with_adapter(const torch::Tensor& y, const torch::Tensor& inner) const;
 
   torch::Tensor a_, b_;  // undefined: there is no adapter
   double scale_ = 1;
+
+ private:
+  void register_adapter(ParameterShard a, ParameterShard b, double scale);
 };
 
 /// Gives these linear layers of a module adapters. `names`: as the module calls
