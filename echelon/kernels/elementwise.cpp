@@ -26,7 +26,6 @@ using torch::Tensor;
 using Pair = std::tuple<Tensor, Tensor>;
 
 constexpr int kElementwiseThreads = 256;
-constexpr int64_t kPacketBytes = 16;
 
 template <size_t N>
 void launch_elementwise(
@@ -41,14 +40,6 @@ void launch_elementwise(
 
 int64_t blocks_for(int64_t threads) {
   return (threads + kElementwiseThreads - 1) / kElementwiseThreads;
-}
-
-int64_t packet_of(const Tensor& x) {
-  return kPacketBytes / static_cast<int64_t>(x.element_size());
-}
-
-bool begins_a_packet(const Tensor& x) {
-  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % kPacketBytes == 0;
 }
 
 // Launches a kernel over the elements of contiguous tensors, in packets where

@@ -48,3 +48,11 @@ struct alignas(sizeof(T) * K) Packet {
   static constexpr int kSize = K;
   T values[K];
 };
+
+// Before a loop whose steps are known to the compiler: without loops, arrays of
+// a thread stay in registers.
+#ifdef __CUDA_ARCH__
+#define ECHELON_UNROLL _Pragma("unroll")
+#else
+#define ECHELON_UNROLL
+#endif

@@ -238,14 +238,15 @@ class TransformerBlock : public torch::nn::Module {
           tuple.documents, tuple.x.scalar_type(),
           context_.parallel.splits_tokens());
     }
-    auto x = tuple.x;
-    x = x + drop(
-                attention_->forward(before_attention_->forward(x), frame),
-                frame, context_, attention_dropout_, is_training());
-    x = x + drop(
-                feed_forward(before_mlp_->forward(x), frame, tuple), frame,
-                context_, name_ + ".mlp.dropout", is_training());
-    return tuple.with(std::move(x));
+    const auto input = before_attention_->forward_sum(tuple.x, Tensor());
+    const auto attended = drop(
+        attention_->forward(input.norm, frame), frame, context_,
+        attention_dropout_, is_training());
+    const auto middle = before_mlp_->forward_sum(input.sum, attended);
+    return tuple.with(
+        middle.sum + drop(
+                         feed_forward(middle.norm, frame, tuple), frame,
+                         context_, name_ + ".mlp.dropout", is_training()));
   }
 
  protected:

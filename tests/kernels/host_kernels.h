@@ -67,6 +67,7 @@ inline void launch_in_turn(
 }
 
 #define __global__
+#define __launch_bounds__(threads)
 #define __device__
 #define __shared__ static
 #include "echelon/kernels/numbers.cu"

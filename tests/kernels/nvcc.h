@@ -3,8 +3,10 @@
 
 #include <gmock/gmock.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <regex>
 #include <string>
 
 #include "tests/support/places.h"
@@ -17,6 +19,22 @@ inline constexpr const char* kNvcc = "/usr/local/cuda/bin/nvcc";
 
 #define ECHELON_NEED_NVCC() \
   if (!std::filesystem::exists(kNvcc)) GTEST_SKIP() << "no " << kNvcc
+
+/// A line for each kernel of what ptxas says: registers of a thread, shared
+/// memory of a block.
+inline void
+print_resources(const std::string& architecture, const std::string& said) {
+  static const std::regex kernel(
+      "Function properties for (\\w+)[^U]*Used (\\d+) registers"
+      "(?:[^\n]*, (\\d+) bytes smem)?");
+  for (std::sregex_iterator it(said.begin(), said.end(), kernel), end;
+       it != end; ++it) {
+    const std::string shared = (*it)[3].matched ? (*it)[3].str() : "0";
+    std::printf(
+        "%-8s %-36s %4s registers %6s bytes shared\n", architecture.c_str(),
+        (*it)[1].str().c_str(), (*it)[2].str().c_str(), shared.c_str());
+  }
+}
 
 /// Compiles a file of echelon/kernels after numbers.cu, as NVRTC does, for each
 /// architecture. No kernel may spill registers.
@@ -37,6 +55,7 @@ inline void expect_compiles_without_spills(const std::string& file) {
     EXPECT_THAT(
         compiler.err(),
         testing::Not(testing::ContainsRegex("[1-9][0-9]* bytes spill")));
+    print_resources(architecture, compiler.err());
   }
 }
 

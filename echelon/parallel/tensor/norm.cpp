@@ -3,6 +3,9 @@
 #include <torch/autograd.h>
 #include <torch/types.h>
 
+#include <optional>
+
+#include "echelon/kernels/norm.h"
 #include "echelon/layers/computing_device.h"
 #include "echelon/layers/low_precision.h"
 #include "echelon/parallel/tensor/autograd_support.h"
@@ -134,6 +137,70 @@ class LowLayerNorm : public torch::autograd::Function<LowLayerNorm> {
   }
 };
 
+// The norm of x + added, or of x, and that sum, for GPUs: RMSNorm without a
+// bias, else LayerNorm.
+class ResidualNorm : public torch::autograd::Function<ResidualNorm> {
+ public:
+  using MaybeTensor = std::optional<Tensor>;
+
+  static variable_list forward(
+      AutogradContext* context, const Tensor& x, const MaybeTensor& added,
+      const Tensor& weight, const MaybeTensor& bias, double eps) {
+    const auto found = kernels::residual_norm(
+        x, added.value_or(Tensor()), weight, bias.value_or(Tensor()), eps);
+    context->set_materialize_grads(false);
+    context->saved_data["adds"] = added.has_value();
+    const auto& sum = added ? found.sum : x;
+    context->save_for_backward({sum, weight, found.statistics});
+    return {found.norm, sum};
+  }
+
+  static variable_list
+  backward(AutogradContext* context, const variable_list& gradients) {
+    detail::refuse_second_derivative("a norm");
+    const auto& for_norm = gradients[0];
+    const auto& passed = gradients[1];
+    const bool adds = context->saved_data["adds"].toBool();
+    const auto by_argument = [&](const Tensor& to_sum, const Tensor& to_weight,
+                                 const Tensor& to_bias) -> variable_list {
+      return {to_sum, adds ? to_sum : Tensor(), to_weight, to_bias, Tensor()};
+    };
+    if (!for_norm.defined()) return by_argument(passed, {}, {});
+    const auto saved = context->get_saved_variables();
+    const bool has_bias = saved[2].size(0) == 2;
+    // Tensors that are not there are not counted.
+    const size_t weight = adds ? 2 : 1;
+    const bool for_weight = context->needs_input_grad(weight);
+    const bool for_bias = has_bias && context->needs_input_grad(weight + 1);
+    const auto found = kernels::residual_norm_gradient(
+        for_norm, passed, saved[0], saved[1], saved[2], for_weight || for_bias);
+    const auto part = [&](bool wanted, int64_t i) {
+      return wanted ? found.parameters[i] : Tensor();
+    };
+    return by_argument(found.sum, part(for_weight, 0), part(for_bias, 1));
+  }
+};
+
+std::optional<Tensor> if_defined(const Tensor& x) {
+  return x.defined() ? std::optional(x) : std::nullopt;
+}
+
+template <class Norm>
+NormedSum norm_of_sum(
+    Norm& norm, const Tensor& x, const Tensor& added, const Tensor& weight,
+    const Tensor& bias, double eps) {
+  const bool alike =
+      !added.defined() ||
+      (added.sizes() == x.sizes() && added.scalar_type() == x.scalar_type());
+  if (alike && kernels::takes_norm(x, weight)) {
+    const auto both = ResidualNorm::apply(
+        x, if_defined(added), weight, if_defined(bias), eps);
+    return {.sum = both[1], .norm = both[0]};
+  }
+  const auto sum = added.defined() ? x + added : x;
+  return {.sum = sum, .norm = norm.forward(sum)};
+}
+
 }  // namespace
 
 LayerNorm::LayerNorm(int64_t hidden, double eps, const TensorParallel& parallel)
@@ -151,6 +218,10 @@ Tensor LayerNorm::forward(const Tensor& x) {
   return at::layer_norm(x, {hidden_}, weight, bias, eps_);
 }
 
+NormedSum LayerNorm::forward_sum(const Tensor& x, const Tensor& added) {
+  return norm_of_sum(*this, x, added, weight, bias, eps_);
+}
+
 RMSNorm::RMSNorm(
     int64_t hidden, double eps, const TensorParallel& parallel, bool of_heads,
     bool add_one)
@@ -162,6 +233,11 @@ RMSNorm::RMSNorm(
 
 Tensor RMSNorm::forward(const Tensor& x) {
   return rms_norm(x, add_one_ ? weight + 1 : weight, eps_);
+}
+
+NormedSum RMSNorm::forward_sum(const Tensor& x, const Tensor& added) {
+  return norm_of_sum(
+      *this, x, added, add_one_ ? weight + 1 : weight, Tensor(), eps_);
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {

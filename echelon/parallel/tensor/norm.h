@@ -12,6 +12,12 @@
 
 namespace echelon {
 
+/// A residual sum and its norm.
+struct NormedSum {
+  torch::Tensor sum;
+  torch::Tensor norm;
+};
+
 /// (x - mean) / sqrt(variance + eps) * weight + bias. weight, bias [hidden].
 /// float16 and bfloat16 are normalised in float32.
 /// Source: Ba et al., "Layer Normalization", 2016, arXiv:1607.06450.
@@ -21,6 +27,9 @@ class LayerNorm : public ShardedModule {
 
   /// x [..., hidden] -> the same shape and dtype.
   torch::Tensor forward(const torch::Tensor& x);
+  /// x + added, or x where `added` is undefined, and forward() of it; on a GPU
+  /// in one kernel, and backward adds up the gradients to the sum in one.
+  NormedSum forward_sum(const torch::Tensor& x, const torch::Tensor& added);
 
   torch::Tensor weight;
   torch::Tensor bias;
@@ -44,6 +53,9 @@ class RMSNorm : public ShardedModule {
 
   /// x [..., hidden] -> the same shape and dtype.
   torch::Tensor forward(const torch::Tensor& x);
+  /// x + added, or x where `added` is undefined, and forward() of it; on a GPU
+  /// in one kernel, and backward adds up the gradients to the sum in one.
+  NormedSum forward_sum(const torch::Tensor& x, const torch::Tensor& added);
 
   torch::Tensor weight;
 

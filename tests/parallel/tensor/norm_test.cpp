@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "echelon/counting/meta_mode.h"
+#include "echelon/layers/computing_device.h"
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 
@@ -115,6 +117,92 @@ TEST(RmsNorm, MetaTensorsAndSecondDerivatives) {
         torch::autograd::grad({loss}, {x}, {}, true, /*create_graph=*/true);
       }).find("without create_graph"),
       std::string::npos);
+}
+
+// What a residual sum and its norm give on a CPU, to the bit, with the
+// gradients to both.
+template <class Norm>
+void check_sums(Norm norm) {
+  parity::give_parts(norm, 1);
+  const auto g = random({3, 6}, 4), passed = random({3, 6}, 5);
+  for (const bool adds : {true, false}) {
+    std::vector<Tensor> found, expected;
+    for (auto* all : {&found, &expected}) {
+      norm.zero_grad();
+      const auto x = random({3, 6}, 2).requires_grad_();
+      const auto added = random({3, 6}, 3).requires_grad_();
+      NormedSum sums;
+      if (all == &found) {
+        sums = norm.forward_sum(x, adds ? added : Tensor());
+      } else {
+        sums.sum = adds ? x + added : x;
+        sums.norm = norm.forward(sums.sum);
+      }
+      torch::autograd::backward({sums.norm, sums.sum}, {g, passed});
+      *all = {sums.norm, sums.sum, x.grad()};
+      if (adds) all->push_back(added.grad());
+      for (const auto& one : norm.parameters()) all->push_back(one.grad());
+    }
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(found[i].equal(expected[i])) << adds << " " << i;
+    }
+  }
+}
+
+TEST(NormOfASum, IsTheSumAndTheNormOnCpus) {
+  check_sums(RMSNorm(6, kEps, TensorParallel{}));
+  check_sums(LayerNorm(6, kEps, TensorParallel{}));
+}
+
+// The graph of the kernel of GPUs, on tensors without numbers.
+template <class Norm>
+void check_graph() {
+  const CountedFor gpu(torch::kCUDA);
+  LayerList layers;
+  layers.add(
+      "norm",
+      [] {
+        auto norm = std::make_shared<Norm>(64, kEps, TensorParallel{});
+        norm->to(torch::kBFloat16);
+        return norm;
+      },
+      [](Norm& norm, const Tensor& x) { return norm.forward(x); });
+  const auto module = counting::build_on_meta(layers[0]).module;
+  auto& norm = dynamic_cast<Norm&>(*module);
+  const auto low = torch::dtype(torch::kBFloat16).device(torch::kMeta);
+  const auto g = torch::empty({2, 3, 64}, low);
+  for (const bool adds : {true, false}) {
+    for (const bool trains : {true, false}) {
+      for (const std::string used : {"norm", "sum", "both"}) {
+        SCOPED_TRACE(
+            used + (adds ? ", added" : "") + (trains ? "" : ", frozen"));
+        norm.zero_grad();
+        for (auto& one : norm.parameters()) one.requires_grad_(trains);
+        const auto x = torch::empty({2, 3, 64}, low).requires_grad_();
+        const auto added = torch::empty({2, 3, 64}, low).requires_grad_();
+        const auto [sum, normal] = norm.forward_sum(x, adds ? added : Tensor());
+        EXPECT_EQ(normal.sizes(), x.sizes());
+        EXPECT_EQ(sum.scalar_type(), torch::kBFloat16);
+        if (used == "norm") normal.backward(g);
+        if (used == "sum") sum.backward(g);
+        if (used == "both") torch::autograd::backward({normal, sum}, {g, g});
+        EXPECT_EQ(x.grad().sizes(), x.sizes());
+        EXPECT_EQ(added.grad().defined(), adds);
+        for (const auto& item : norm.named_parameters()) {
+          const auto& gradient = item.value().grad();
+          ASSERT_EQ(gradient.defined(), trains && used != "sum") << item.key();
+          if (gradient.defined()) {
+            EXPECT_EQ(gradient.sizes(), item.value().sizes());
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(NormOfASum, HasGradientsOfAllThatNeedThem) {
+  check_graph<RMSNorm>();
+  check_graph<LayerNorm>();
 }
 
 }  // namespace echelon::norm_test

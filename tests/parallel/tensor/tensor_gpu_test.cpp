@@ -51,6 +51,59 @@ TEST_P(TensorGpu, RmsNorm) {
       "weight", exact_weight.grad(), weight.grad().cpu(), tolerance());
 }
 
+// With and without a sum before them, in packets and one by one, and where rows
+// are too wide for the kernels.
+TEST_P(TensorGpu, NormsOfResidualSums) {
+  for (const int64_t width : {512, 99, 4096, 8200}) {
+    for (const bool adds : {true, false}) {
+      const auto check = [&](auto norm, auto exact_norm) {
+        SCOPED_TRACE(width);
+        const auto [x, exact_x] = leaves({30, width}, 1);
+        const auto [added, exact_added] = leaves({30, width}, 2);
+        const auto [g, exact_g] = leaves({30, width}, 3);
+        const auto [passed, exact_passed] = leaves({30, width}, 4);
+        norm->to(torch::Device("cuda:0"), GetParam());
+        exact_norm->to(torch::kFloat64);
+        const torch::NoGradGuard fixed;
+        for (auto& item : norm->named_parameters()) {
+          item.value().copy_(random({width}, 5) + 1);
+          exact_norm->named_parameters()[item.key()].copy_(item.value());
+        }
+        const auto run = [&](auto& of, const Tensor& a, const Tensor& b,
+                             const Tensor& to_norm, const Tensor& to_sum) {
+          const torch::AutoGradMode enabled(true);
+          const auto found = of->forward_sum(a, adds ? b : Tensor());
+          torch::autograd::backward(
+              {found.norm, found.sum}, {to_norm.detach(), to_sum.detach()});
+          return found;
+        };
+        const auto found = run(norm, x, added, g, passed);
+        const auto exact =
+            run(exact_norm, exact_x, exact_added, exact_g, exact_passed);
+        EXPECT_EQ(found.norm.scalar_type(), GetParam());
+        expect_tensor("norm", exact.norm, found.norm.cpu(), tolerance());
+        expect_tensor("sum", exact.sum, found.sum.cpu(), tolerance());
+        expect_tensor("x", exact_x.grad(), x.grad().cpu(), tolerance());
+        if (adds) {
+          expect_tensor(
+              "added", exact_added.grad(), added.grad().cpu(), tolerance());
+        }
+        for (const auto& item : norm->named_parameters()) {
+          expect_tensor(
+              item.key(), exact_norm->named_parameters()[item.key()].grad(),
+              item.value().grad().cpu(), tolerance());
+        }
+      };
+      check(
+          std::make_shared<RMSNorm>(width, 1e-5, TensorParallel{}),
+          std::make_shared<RMSNorm>(width, 1e-5, TensorParallel{}));
+      check(
+          std::make_shared<LayerNorm>(width, 1e-5, TensorParallel{}),
+          std::make_shared<LayerNorm>(width, 1e-5, TensorParallel{}));
+    }
+  }
+}
+
 TEST_P(TensorGpu, RotaryPositions) {
   for (const auto pairs : {RotaryPairs::halves, RotaryPairs::neighbours}) {
     for (const int64_t size : {64, 6}) {

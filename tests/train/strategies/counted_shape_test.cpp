@@ -274,41 +274,55 @@ kernels_of(const std::vector<cost::CountedOperator>& pass) {
   return sum;
 }
 
-// Counted by hand. Forward: two norms, four matmuls with their biases, the
-// activation, attention and two residual sums; row-parallel layers add their
-// bias after the all-reduce. Backward: eight matmuls, four sums for biases, two
-// kernels for each norm and three for attention, the activation, two residual
-// sums, and the gradients of queries, keys and values, joined. PyTorch's plain
-// modules launch as many (benchmarks/versus_pytorch/launches.py).
+// Counted by hand. Of gpt, forward: two norms, the second with a residual sum,
+// four matmuls with their biases, the activation, attention and a residual sum;
+// row-parallel layers add their bias after the all-reduce. Backward: eight
+// matmuls, four sums for biases, two kernels for each norm, which add the
+// residual's gradient, three for attention, the activation, and the gradients
+// of queries, keys and values, joined. Of llama, forward: two norms, seven
+// matmuls, two rotations, attention, SwiGLU and a residual sum. Backward:
+// fourteen matmuls, four kernels of norms, two rotations, three of attention,
+// SwiGLU, and three sums of gradients to inputs of several matmuls, which
+// tensor-parallel ranks compute in the matmuls.
 TEST(CountedShape, KernelsOfABlockAreThoseOfAGpu) {
   const auto path =
       std::filesystem::path(testing::TempDir()) / "kernels_test.txt";
   std::ofstream(path) << std::string(4096, 'x');
-  for (const int64_t tp : {1, 2}) {
-    SCOPED_TRACE(tp);
+  struct Case {
+    const char* model;
+    int64_t tp, forward, backward;
+  };
+  for (const Case& one :
+       {Case{"gpt", 1, 9, 21}, Case{"gpt", 2, 11, 21}, Case{"llama", 1, 14, 27},
+        Case{"llama", 2, 14, 24}}) {
+    SCOPED_TRACE(std::string(one.model) + ", tp=" + std::to_string(one.tp));
     const Job job = job_of(
-        "name = \"gpt\"\nlayers = 2\nhidden_size = 32\nheads = 4\n"
-        "max_positions = 16",
+        "name = \"" + std::string(one.model) +
+            "\"\nlayers = 2\nhidden_size = 32\nheads = 4\n"
+            "max_positions = 16" +
+            (one.model == std::string("llama") ? "\nintermediate_size = 64"
+                                               : ""),
         "name = \"text\"\nsources = [\"" + path.string() +
             "\"]\ntokenizer = \"bytes\"\nsequence = 16\nholdout = 0.0\n",
-        "[layout]\ntp = " + std::to_string(tp) +
+        "[layout]\ntp = " + std::to_string(one.tp) +
             "\n[comm]\ndevice = \"cuda\"\n[precision]\ncompute = \"bf16\"\n");
     const cost::ModelShape model = counted_shape(job);
-    EXPECT_EQ(model.layer_ranks, tp);
-    const auto& block = model.layers[3];
-    ASSERT_EQ(block.name, "transformer.h.1");
+    EXPECT_EQ(model.layer_ranks, one.tp);
+    const auto block = std::ranges::find_if(
+        model.layers,
+        [](const auto& layer) { return layer.name.ends_with(".1"); });
+    ASSERT_NE(block, model.layers.end());
+    const int64_t collectives = one.tp == 1 ? 0 : 2;
     EXPECT_EQ(
-        kernels_of(block.forward),
-        (std::pair<int64_t, int64_t>{tp == 1 ? 10 : 12, tp == 1 ? 0 : 2}));
+        kernels_of(block->forward), (std::pair(one.forward, collectives)));
     EXPECT_EQ(
-        kernels_of(block.backward),
-        (std::pair<int64_t, int64_t>{23, tp == 1 ? 0 : 2}));
-    for (const auto& one : block.forward) {
+        kernels_of(block->backward), (std::pair(one.backward, collectives)));
+    for (const auto& call : block->forward) {
       // Activations of 8 samples of 16 tokens, in 16 bits.
-      if (one.collective) {
-        EXPECT_EQ(one.bytes, 8 * 16 * 32 * 2);
+      if (call.collective) {
+        EXPECT_EQ(call.bytes, 8 * 16 * 32 * 2);
       }
-      EXPECT_EQ(one.causal, one.product == cluster::ProductKind::attention);
+      EXPECT_EQ(call.causal, call.product == cluster::ProductKind::attention);
     }
   }
 }
