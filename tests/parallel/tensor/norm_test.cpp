@@ -171,32 +171,38 @@ void check_graph() {
   auto& norm = dynamic_cast<Norm&>(*module);
   const auto low = torch::dtype(torch::kBFloat16).device(torch::kMeta);
   const auto g = torch::empty({2, 3, 64}, low);
+  const auto check = [&](bool adds, bool trains, bool flows,
+                         const std::string& used) {
+    SCOPED_TRACE(
+        used + (adds ? ", added" : "") + (trains ? "" : ", frozen") +
+        (flows ? "" : ", of inputs without gradients"));
+    norm.zero_grad();
+    for (auto& one : norm.parameters()) one.requires_grad_(trains);
+    const auto x = torch::empty({2, 3, 64}, low).requires_grad_(flows);
+    const auto added = torch::empty({2, 3, 64}, low).requires_grad_(flows);
+    const auto [sum, normal] = norm.forward_sum(x, adds ? added : Tensor());
+    EXPECT_EQ(normal.sizes(), x.sizes());
+    EXPECT_EQ(sum.scalar_type(), torch::kBFloat16);
+    if (used == "norm") normal.backward(g);
+    if (used == "sum") sum.backward(g);
+    if (used == "both") torch::autograd::backward({normal, sum}, {g, g});
+    EXPECT_EQ(x.grad().defined(), flows);
+    EXPECT_EQ(added.grad().defined(), flows && adds);
+    for (const auto& item : norm.named_parameters()) {
+      const auto& gradient = item.value().grad();
+      ASSERT_EQ(gradient.defined(), trains && used != "sum") << item.key();
+      if (gradient.defined()) {
+        EXPECT_EQ(gradient.sizes(), item.value().sizes());
+      }
+    }
+  };
   for (const bool adds : {true, false}) {
     for (const bool trains : {true, false}) {
       for (const std::string used : {"norm", "sum", "both"}) {
-        SCOPED_TRACE(
-            used + (adds ? ", added" : "") + (trains ? "" : ", frozen"));
-        norm.zero_grad();
-        for (auto& one : norm.parameters()) one.requires_grad_(trains);
-        const auto x = torch::empty({2, 3, 64}, low).requires_grad_();
-        const auto added = torch::empty({2, 3, 64}, low).requires_grad_();
-        const auto [sum, normal] = norm.forward_sum(x, adds ? added : Tensor());
-        EXPECT_EQ(normal.sizes(), x.sizes());
-        EXPECT_EQ(sum.scalar_type(), torch::kBFloat16);
-        if (used == "norm") normal.backward(g);
-        if (used == "sum") sum.backward(g);
-        if (used == "both") torch::autograd::backward({normal, sum}, {g, g});
-        EXPECT_EQ(x.grad().sizes(), x.sizes());
-        EXPECT_EQ(added.grad().defined(), adds);
-        for (const auto& item : norm.named_parameters()) {
-          const auto& gradient = item.value().grad();
-          ASSERT_EQ(gradient.defined(), trains && used != "sum") << item.key();
-          if (gradient.defined()) {
-            EXPECT_EQ(gradient.sizes(), item.value().sizes());
-          }
-        }
+        check(adds, trains, true, used);
       }
     }
+    check(adds, true, false, "norm");
   }
 }
 
