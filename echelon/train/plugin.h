@@ -75,16 +75,16 @@ std::string difference(const PluginTag& theirs, const PluginTag& own);
 
 /// Once in a library, outside of any namespace. `parts`: a function that takes
 /// const echelon::Job& and returns echelon::OwnParts.
-#define ECHELON_PLUGIN(parts)                                             \
-  extern "C" {                                                            \
-  extern const echelon::PluginTag echelon_plugin_tag;                     \
-  __attribute__((                                                         \
-      used, visibility("default"),                                        \
-      section(".echelon.plugin"))) constinit const echelon::PluginTag     \
-      echelon_plugin_tag{};                                               \
-  __attribute__((used, visibility("default"))) void                       \
-  echelon_plugin_parts(const echelon::Job& job, echelon::OwnParts& own) { \
-    own = parts(job);                                                     \
-  }                                                                       \
-  }                                                                       \
+#define ECHELON_PLUGIN(parts)                                               \
+  extern "C" {                                                              \
+  extern __attribute__((visibility("default")))                             \
+  const echelon::PluginTag echelon_plugin_tag;                              \
+  __attribute__((                                                           \
+      used, section(".echelon.plugin"))) constinit const echelon::PluginTag \
+      echelon_plugin_tag{};                                                 \
+  __attribute__((used, visibility("default"))) void                         \
+  echelon_plugin_parts(const echelon::Job& job, echelon::OwnParts& own) {   \
+    own = parts(job);                                                       \
+  }                                                                         \
+  }                                                                         \
   static_assert(true)

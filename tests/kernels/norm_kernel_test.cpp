@@ -156,7 +156,9 @@ void compare(torch::Dtype dtype, const Case& one) {
       one.with_mean ? run<T, K, true>(one, in) : run<T, K, false>(one, in);
   const auto exact = exact_of(one, in);
   expect_near(found[0], exact[0], "norm", 3);
-  if (one.adds) EXPECT_TRUE(found[1].equal(exact[1]));
+  if (one.adds) {
+    EXPECT_TRUE(found[1].equal(exact[1]));
+  }
   expect_near(found[2], exact[2], "gradient to the sum", 10);
   expect_near(found[3], exact[3], "gradients of parameters", 10);
 }
