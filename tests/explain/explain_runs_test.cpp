@@ -181,10 +181,11 @@ TEST_P(ExplainFaults, ARankThatIsSlowedDown) {
       {"-n", "2"}, [](const Command& command) {
         const pid_t rank = rank_one(command);
         ASSERT_GT(rank, 0);
-        // It stands still most of the time, several times a step, until it has
-        // ended.
+        // It stands still nine tenths of the time, in each step, until it has
+        // ended. On a busy machine it is let go later than it should be, and
+        // the other rank waits for the processor too.
         while (::kill(rank, SIGSTOP) == 0) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(8));
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
           ::kill(rank, SIGCONT);
           std::this_thread::sleep_for(std::chrono::milliseconds(2));
         }
