@@ -493,17 +493,22 @@ void Loop::train_on() {
 bool Loop::one_step() {
   // The timeline has each step once.
   recorder_->begin_step(step_ < begun_ ? -1 : step_);
-  begun_ = std::max(begun_, step_ + 1);
   memory_.begin_step(*recorder_);
   const double started = seconds();
   const double waited = waited_seconds();
-  std::optional<Batch> batch;
-  {
-    timeline::ScopedSpan span(
-        recorder_.get(), "compute", "data wait", timeline::SpanKind::data);
-    batch = next_batch(loader_, *data_.train, &world_);
-  }
+  const bool records = recorder_->active();
+  const auto began = records ? recorder_->now() : timeline::Moment{};
+  std::optional<Batch> batch = next_batch(loader_, *data_.train, &world_);
+  // The next epoch begins with this step.
   if (!batch) return false;
+  if (records) {
+    recorder_->add(
+        {.track = "compute",
+         .name = "data wait",
+         .kind = timeline::SpanKind::data},
+        began, recorder_->now());
+  }
+  begun_ = std::max(begun_, step_ + 1);
   const Position position = loader_.position();
   progress_.advance();
   const double loaded = seconds();
