@@ -21,7 +21,7 @@ if [ ! -e build/build.ninja ]; then
   need_space build 4000 "the build"
 fi
 # `make extras` brings Arrow, for the tests of Parquet.
-arrow=$(find "$cache/pytorch-2.11.0/lib" -maxdepth 3 -name pyarrow 2>/dev/null | head -n 1)
+arrow=$(find "$cache/pytorch-2.11.0/lib" -maxdepth 3 -name pyarrow 2>/dev/null | head -n 1 || true)
 if ! cmake --preset release -DECHELON_LIBTORCH="$libtorch" \
   ${arrow:+-DECHELON_ARROW="$arrow"} >build/configure.log 2>&1; then
   cat build/configure.log >&2
