@@ -53,7 +53,6 @@ struct JobFacts {
     pid_t pid = 0;
     bool up = false;
     RankProgress progress;
-    bool operator==(const Rank&) const = default;
   };
   std::vector<Rank> ranks;   // of this host
   bool coordinates = false;  // this launcher speaks for the whole job
