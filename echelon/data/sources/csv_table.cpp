@@ -4,6 +4,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <fstream>
 #include <set>
 #include <utility>
 
@@ -171,8 +172,9 @@ CsvTable parse_csv(const std::string& text, const std::string& name) {
 }
 
 CsvTable read_table(const std::string& path, const std::string& name) {
-  const std::string text = read_text_file(path);
-  if (!is_parquet(text)) return parse_csv(text, name);
+  std::string begin(4, '\0');
+  std::ifstream(path, std::ios::binary).read(begin.data(), 4);
+  if (!is_parquet(begin)) return parse_csv(read_text_file(path), name);
   std::string lines;
   read_parquet(path, ParquetRows::csv, {}, [&](std::string_view row) {
     lines.append(row) += '\n';

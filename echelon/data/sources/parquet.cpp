@@ -26,8 +26,8 @@ detail::ReadParquet parquet_library() {
 
 }  // namespace
 
-bool is_parquet(std::string_view bytes) {
-  return bytes.starts_with("PAR1");
+bool is_parquet(std::string_view content) {
+  return content.starts_with("PAR1");
 }
 
 void read_parquet(

@@ -10,8 +10,8 @@
 
 namespace echelon {
 
-/// True for a file that begins as Parquet does, whatever its name.
-bool is_parquet(std::string_view bytes);
+/// True for the content of a Parquet file, by its first bytes.
+bool is_parquet(std::string_view content);
 
 /// How rows are given.
 enum class ParquetRows {
