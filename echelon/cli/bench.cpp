@@ -191,7 +191,7 @@ void print_step(const nlohmann::ordered_json& json) {
                    "{}, the median of {} ({} to {})", seconds("step"),
                    json["steps"].get<int64_t>(), seconds("fastest_step"),
                    seconds("slowest_step"))},
-      {"of rank 0", join(parts, ", ")},
+      {"rank 0", join(parts, ", ")},
       {"rate", rate}};
   if (json.contains("peak_memory_bytes")) {
     rows.push_back(

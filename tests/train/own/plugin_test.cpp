@@ -126,7 +126,7 @@ TEST_F(Plugin, ABenchmarkOfItsStepKeepsNothing) {
   EXPECT_THAT(
       text.out(), HasAll(
                       "dp=2, 311 parameters, batch 24", "the median of 20",
-                      "samples/s", "forward ", "memory "));
+                      "samples/s", "rank 0", "forward ", "memory "));
   EXPECT_FALSE(std::filesystem::exists(folder_.path("run")));
   Command broken(bench + Words{"--steps", "0"});
   EXPECT_EQ(broken.wait(), static_cast<int>(ExitCode::configuration));
