@@ -67,15 +67,16 @@ class Job:
             if not entry.name.isdigit():
                 continue
             try:
-                if self.kind not in (entry / "cmdline").read_text():
+                command = (entry / "cmdline").read_text()
+                if self.kind not in command or f"{self.folder}" not in command:
                     continue
                 variables = (entry / "environ").read_text().split("\0")
                 if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == 0:
                     continue
             except (OSError, ValueError):
-                continue
+                continue  # It ended between two reads.
             for variable in variables:
-                if variable.startswith("RANK=") and f"{self.folder}" in (entry / "cmdline").read_text():
+                if variable.startswith("RANK="):
                     found[int(variable[5:])] = int(entry.name)
         return found
 
