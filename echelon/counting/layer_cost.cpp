@@ -261,6 +261,7 @@ class LayerCount {
     cost_.name = layer.name;
     if (options.dtype && built_.module) convert(*built_.module, *options.dtype);
     count_parameters();
+    if (options.flat && built_.module) make_flat();
   }
 
   // Records the operators that run.
@@ -333,6 +334,36 @@ class LayerCount {
     for (const auto& buffer : built_.module->buffers()) {
       if (!buffer.defined() || !known_.insert(key_of(buffer)).second) continue;
       cost_.buffer_bytes += static_cast<int64_t>(buffer.nbytes());
+    }
+  }
+
+  // As FlatBuffer (parallel/shard) places them: matrices first, each at a
+  // multiple of 16 elements.
+  void make_flat() {
+    const detail::MetaMode mode;
+    std::vector<torch::Tensor> all;
+    for (const bool matrices : {true, false}) {
+      for (const auto& parameter : built_.module->parameters()) {
+        const bool goes =
+            parameter.is_meta() && (parameter.dim() >= 2) == matrices &&
+            (all.empty() || parameter.scalar_type() == all[0].scalar_type());
+        if (goes) all.push_back(parameter);
+      }
+    }
+    constexpr int64_t kAlignment = 16;
+    const auto room = [](const torch::Tensor& one) {
+      return (one.numel() + kAlignment - 1) / kAlignment * kAlignment;
+    };
+    int64_t size = 0;
+    for (const auto& one : all) size += room(one);
+    if (size == 0) return;
+    const auto flat = at::empty(size, meta(all[0].scalar_type()));
+    known_.insert(key_of(flat));
+    int64_t begin = 0;
+    for (auto& one : all) {
+      known_.erase(key_of(one));  // its memory is free for others
+      one.set_data(flat.narrow(0, begin, one.numel()).view(one.sizes()));
+      begin += room(one);
     }
   }
 

@@ -92,6 +92,9 @@ struct CountOptions {
   std::optional<torch::Dtype> dtype;
   /// For layers that compute differently on CPUs and GPUs: the device to count.
   torch::DeviceType device = torch::kCPU;
+  /// Parameters lie one after the other, as in the flat buffers of
+  /// parallel/shard, so that layers find the matrices that they can join.
+  bool flat = false;
   /// Called when a layer has run forwards, and when it has run backwards.
   std::function<void(const std::string& layer, bool backward)> ran = nullptr;
 };

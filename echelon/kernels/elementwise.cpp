@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -23,7 +24,6 @@ extern const std::string_view elementwise_cu;
 namespace {
 
 using torch::Tensor;
-using Pair = std::tuple<Tensor, Tensor>;
 
 constexpr int kElementwiseThreads = 256;
 
@@ -62,66 +62,149 @@ void launch_flat(
       arguments);
 }
 
+// The arguments of a kernel for one tensor of heads (elementwise.cu).
+struct Heads {
+  const void* x = nullptr;
+  int64_t of_batch = 0;
+  int64_t of_position = 0;
+  int64_t of_head = 0;
+  int64_t count = 0;
+};
+
+// Features of a head adjacent.
+Tensor with_adjacent_features(const Tensor& x) {
+  return !x.defined() || x.stride(-1) == 1 ? x : x.contiguous();
+}
+
+Heads heads_of(const Tensor& x) {
+  if (!x.defined()) return {};
+  return {x.const_data_ptr(), x.stride(0), x.stride(1), x.stride(2), x.size(2)};
+}
+
+Tensor
+rotated_like(const Tensor& queries, const Tensor& keys, const Tensor& values) {
+  auto sizes = queries.sizes().vec();
+  for (const auto* more : {&keys, &values}) {
+    if (more->defined()) sizes[2] += more->size(2);
+  }
+  return torch::empty(sizes, queries.options());
+}
+
 Tensor rotate_on_gpu(
-    const Tensor& given, const Tensor& cosine, const Tensor& sine, double sign,
-    bool neighbours) {
-  const auto x = given.stride(-1) == 1 ? given : given.contiguous();
-  auto out = torch::empty(x.sizes(), x.options());
+    const Tensor& queries, const std::optional<Tensor>& keys,
+    const std::optional<Tensor>& values, const Tensor& cosine,
+    const Tensor& sine, double sign, bool neighbours) {
+  const std::array<Tensor, 3> all = {
+      with_adjacent_features(queries),
+      with_adjacent_features(keys.value_or(Tensor())),
+      with_adjacent_features(values.value_or(Tensor()))};
+  auto out = rotated_like(all[0], all[1], all[2]);
   const auto cosines = cosine.contiguous(), sines = sine.contiguous();
-  const void* from = x.const_data_ptr();
+  std::array<Heads, 3> heads = {
+      heads_of(all[0]), heads_of(all[1]), heads_of(all[2])};
   const void* c = cosines.const_data_ptr();
   const void* s = sines.const_data_ptr();
   void* to = out.mutable_data_ptr();
-  int64_t positions = x.size(1), heads = x.size(2), half = x.size(3) / 2;
-  std::array<int64_t, 3> strides = {x.stride(0), x.stride(1), x.stride(2)};
+  int64_t positions = out.size(1), half = out.size(3) / 2;
   auto factor = static_cast<float>(sign);
   int of_neighbours = neighbours ? 1 : 0;
-  const int64_t packet = packet_of(x);
+  const int64_t packet = packet_of(out);
   const bool packets =
-      !neighbours && half % packet == 0 && begins_a_packet(x) &&
-      std::ranges::all_of(
-          strides, [&](int64_t stride) { return stride % packet == 0; });
-  const int64_t items = heads * (packets ? half / packet : half);
+      !neighbours && half % packet == 0 &&
+      std::ranges::all_of(all, [&](const Tensor& x) {
+        return !x.defined() ||
+               (begins_a_packet(x) && x.stride(0) % packet == 0 &&
+                x.stride(1) % packet == 0 && x.stride(2) % packet == 0);
+      });
+  const int64_t items = out.size(2) * (packets ? half / packet : half);
   launch_elementwise(
-      "rotate" + number_suffix(x.scalar_type()) + (packets ? "_packets" : ""),
-      x, x.numel() == 0 ? 0 : x.size(0) * positions,
+      "rotate" + number_suffix(out.scalar_type()) + (packets ? "_packets" : ""),
+      out, out.numel() == 0 ? 0 : out.size(0) * positions,
       items <= 64    ? 64
       : items <= 128 ? 128
                      : kElementwiseThreads,
-      std::array<void*, 12>{
-          &from, &c, &s, &to, &positions, &heads, &half, &strides[0],
-          &strides[1], &strides[2], &factor, &of_neighbours});
+      std::array<void*, 10>{
+          &heads[0], &heads[1], &heads[2], &c, &s, &to, &positions, &half,
+          &factor, &of_neighbours});
   return out;
+}
+
+// Gate and up as [rows, width], `stride` elements from row to row in both.
+struct GateAndUp {
+  Tensor gate;
+  Tensor up;
+  int64_t rows = 0;
+  int64_t width = 0;
+  int64_t stride = 0;
+};
+
+GateAndUp rows_of(const Tensor& gate, const Tensor& up) {
+  const int64_t width = gate.dim() > 0 ? gate.size(-1) : 1;
+  const bool as_they_are = has_rows(gate) && has_rows(up) &&
+                           gate.stride(-2) == up.stride(-2) && width > 0;
+  GateAndUp both{.gate = gate, .up = up, .width = width, .stride = width};
+  if (as_they_are) {
+    both.stride = gate.stride(-2);
+  } else {
+    both.gate = gate.contiguous();
+    both.up = up.contiguous();
+  }
+  both.rows = width == 0 ? 0 : gate.numel() / width;
+  return both;
+}
+
+template <size_t N>
+void launch_rows(
+    const char* kernel, const GateAndUp& both,
+    std::initializer_list<const Tensor*> tensors,
+    std::array<void*, N> arguments) {
+  const auto& like = both.gate;
+  const int64_t packet = packet_of(like);
+  const bool packets = both.width % packet == 0 && both.stride % packet == 0 &&
+                       std::ranges::all_of(tensors, [](const Tensor* x) {
+                         return begins_a_packet(*x);
+                       });
+  auto pieces = static_cast<uint32_t>(
+      blocks_for(packets ? both.width / packet : both.width));
+  arguments.back() = &pieces;
+  launch_elementwise(
+      kernel + number_suffix(like.scalar_type()) + (packets ? "_packets" : ""),
+      like, both.rows * pieces, kElementwiseThreads, arguments);
 }
 
 Tensor swiglu_on_gpu(const Tensor& gate, const Tensor& up) {
-  const auto g = gate.contiguous(), u = up.contiguous();
-  auto out = torch::empty(g.sizes(), g.options());
-  const void* gates = g.const_data_ptr();
-  const void* ups = u.const_data_ptr();
+  auto both = rows_of(gate, up);
+  auto out = torch::empty(gate.sizes(), gate.options());
+  const void* gates = both.gate.const_data_ptr();
+  const void* ups = both.up.const_data_ptr();
   void* to = out.mutable_data_ptr();
-  int64_t n = g.numel();
-  launch_flat(
-      "swiglu", g, {&g, &u, &out}, std::array<void*, 4>{&gates, &ups, &to, &n});
+  launch_rows(
+      "swiglu", both, {&both.gate, &both.up, &out},
+      std::array<void*, 6>{
+          &gates, &ups, &to, &both.width, &both.stride, nullptr});
   return out;
 }
 
-Pair swiglu_gradient_on_gpu(
+Tensor pair_like(const Tensor& gate) {
+  auto sizes = gate.sizes().vec();
+  sizes.back() *= 2;
+  return torch::empty(sizes, gate.options());
+}
+
+Tensor swiglu_gradient_on_gpu(
     const Tensor& gradient, const Tensor& gate, const Tensor& up) {
-  const auto d = gradient.contiguous(), g = gate.contiguous(),
-             u = up.contiguous();
-  auto to_gate = torch::empty(g.sizes(), g.options());
-  auto to_up = torch::empty(g.sizes(), g.options());
+  auto both = rows_of(gate, up);
+  const auto d = gradient.contiguous();
+  auto out = pair_like(gate);
   const void* gradients = d.const_data_ptr();
-  const void* gates = g.const_data_ptr();
-  const void* ups = u.const_data_ptr();
-  void* of_gate = to_gate.mutable_data_ptr();
-  void* of_up = to_up.mutable_data_ptr();
-  int64_t n = g.numel();
-  launch_flat(
-      "swiglu_gradient", g, {&d, &g, &u, &to_gate, &to_up},
-      std::array<void*, 6>{&gradients, &gates, &ups, &of_gate, &of_up, &n});
-  return {to_gate, to_up};
+  const void* gates = both.gate.const_data_ptr();
+  const void* ups = both.up.const_data_ptr();
+  void* to = out.mutable_data_ptr();
+  launch_rows(
+      "swiglu_gradient", both, {&d, &both.gate, &both.up, &out},
+      std::array<void*, 7>{
+          &gradients, &gates, &ups, &to, &both.width, &both.stride, nullptr});
+  return out;
 }
 
 Tensor mask_like(const Tensor& first, int64_t width) {
@@ -171,12 +254,11 @@ Tensor contiguous_like(const Tensor& x) {
 
 TORCH_LIBRARY_FRAGMENT(echelon, library) {
   library.def(
-      "rotate(Tensor x, Tensor cosine, Tensor sine, float sign, bool "
-      "neighbours) -> Tensor");
+      "rotate(Tensor queries, Tensor? keys, Tensor? values, Tensor cosine, "
+      "Tensor sine, float sign, bool neighbours) -> Tensor");
   library.def("swiglu(Tensor gate, Tensor up) -> Tensor");
   library.def(
-      "swiglu_gradient(Tensor gradient, Tensor gate, Tensor up) -> (Tensor, "
-      "Tensor)");
+      "swiglu_gradient(Tensor gradient, Tensor gate, Tensor up) -> Tensor");
   library.def(
       "dropout_mask(Tensor first, Tensor sample_key, int width, int stream, "
       "int threshold) -> Tensor");
@@ -191,14 +273,18 @@ TORCH_LIBRARY_IMPL(echelon, CUDA, library) {
 }
 TORCH_LIBRARY_IMPL(echelon, Meta, library) {
   library.impl(
-      "rotate", [](const Tensor& x, const Tensor&, const Tensor&, double,
-                   bool) { return contiguous_like(x); });
+      "rotate", [](const Tensor& queries, const std::optional<Tensor>& keys,
+                   const std::optional<Tensor>& values, const Tensor&,
+                   const Tensor&, double, bool) {
+        return rotated_like(
+            queries, keys.value_or(Tensor()), values.value_or(Tensor()));
+      });
   library.impl("swiglu", [](const Tensor& gate, const Tensor&) {
     return contiguous_like(gate);
   });
   library.impl(
       "swiglu_gradient", [](const Tensor&, const Tensor& gate, const Tensor&) {
-        return Pair{contiguous_like(gate), contiguous_like(gate)};
+        return pair_like(gate);
       });
   library.impl(
       "dropout_mask", [](const Tensor& first, const Tensor&, int64_t width,
@@ -224,13 +310,25 @@ bool takes_elementwise(const Tensor& x) {
          is_kernel_number(x.scalar_type());
 }
 
+bool has_rows(const Tensor& x) {
+  if (x.dim() < 2 || x.stride(-1) != 1) return false;
+  for (int64_t d = x.dim() - 3; d >= 0; --d) {
+    if (x.stride(d) != x.stride(d + 1) * x.size(d + 1)) return false;
+  }
+  return true;
+}
+
 Tensor rotate(
-    const Tensor& x, const Tensor& cosine, const Tensor& sine, double sign,
-    bool neighbours) {
+    const Tensor& queries, const Tensor& keys, const Tensor& values,
+    const Tensor& cosine, const Tensor& sine, double sign, bool neighbours) {
   static const auto op = operator_named<Tensor(
-      const Tensor&, const Tensor&, const Tensor&, double, bool)>(
-      "echelon::rotate");
-  return op.call(x, cosine, sine, sign, neighbours);
+      const Tensor&, const std::optional<Tensor>&, const std::optional<Tensor>&,
+      const Tensor&, const Tensor&, double, bool)>("echelon::rotate");
+  const auto given = [](const Tensor& x) {
+    return x.defined() ? std::make_optional(x) : std::nullopt;
+  };
+  return op.call(
+      queries, given(keys), given(values), cosine, sine, sign, neighbours);
 }
 
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
@@ -239,10 +337,10 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
   return op.call(gate, up);
 }
 
-Pair swiglu_gradient(
-    const Tensor& gradient, const Tensor& gate, const Tensor& up) {
+Tensor
+swiglu_gradient(const Tensor& gradient, const Tensor& gate, const Tensor& up) {
   static const auto op =
-      operator_named<Pair(const Tensor&, const Tensor&, const Tensor&)>(
+      operator_named<Tensor(const Tensor&, const Tensor&, const Tensor&)>(
           "echelon::swiglu_gradient");
   return op.call(gradient, gate, up);
 }

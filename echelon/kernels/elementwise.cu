@@ -9,50 +9,70 @@ __device__ inline long long global_thread() {
 
 // --- Rotary positions ---------------------------------------------------------
 
-// (a, b) -> (a cos - b sin, b cos + a sin) for the pairs of each head. A block
-// has one position of one sample; its threads share out the heads' pairs.
+// The heads [batch, positions, count, size] of one tensor, with its strides in
+// elements; the features of a head are adjacent.
+template <class T>
+struct Heads {
+  const T* x;
+  long long of_batch;
+  long long of_position;
+  long long of_head;
+  long long count;
+};
+
+// (a, b) -> (a cos - b sin, b cos + a sin) for the pairs of each head of
+// queries and keys; those of values are copied. All go side by side into one
+// tensor. A block has one position of one sample; its threads share out the
+// pairs of all heads.
 //
-//   x             [batch, positions, heads, 2 * half], features adjacent
 //   cosine, sine  [positions, half], contiguous
-//   out           as x, contiguous
-//   K             pairs of a thread's turn; it divides half, the strides of x,
-//                 and the addresses in elements; 1 for neighbours
+//   out           [batch, positions, heads of all three, 2 * half], contiguous
+//   K             pairs of a thread's turn; it divides half, the strides, and
+//                 the addresses in elements; 1 for neighbours
 //   neighbours    features 2 i and 2 i + 1 are a pair, not i and i + half
 template <class T, int K>
 __device__ void rotate(
-    const T* x, const float* cosine, const float* sine, T* out,
-    long long positions, long long heads, long long half,
-    long long batch_stride, long long position_stride, long long head_stride,
-    float sign, bool neighbours) {
+    Heads<T> queries, Heads<T> keys, Heads<T> values, const float* cosine,
+    const float* sine, T* out, long long positions, long long half, float sign,
+    bool neighbours) {
   const long long row = blockIdx.x;
+  const long long sample = row / positions;
   const long long position = row % positions;
-  x += row / positions * batch_stride + position * position_stride;
+  const int rotated = static_cast<int>(queries.count + keys.count);
+  const int heads = rotated + static_cast<int>(values.count);
   out += row * heads * 2 * half;
   cosine += position * half;
   sine += position * half;
   const int turns = static_cast<int>(half / K);
-  const int items = static_cast<int>(heads) * turns;
+  const int items = heads * turns;
   for (int item = threadIdx.x; item < items; item += blockDim.x) {
     const int head = item / turns;
     const int pair = item % turns * K;
-    const T* from = x + head * head_stride;
-    T* to = out + head * 2 * half;
+    const bool of_query = head < queries.count;
+    const bool of_key = !of_query && head < rotated;
+    const Heads<T>& source = of_query ? queries : of_key ? keys : values;
+    const long long own =
+        head - (of_query ? 0 : of_key ? queries.count : rotated);
+    const T* from = source.x + sample * source.of_batch +
+                    position * source.of_position + own * source.of_head;
+    T* to = out + static_cast<long long>(head) * 2 * half;
     const long long first = neighbours ? 2 * pair : pair;
     const long long second = neighbours ? first + 1 : first + half;
-    const auto a = *reinterpret_cast<const Packet<T, K>*>(from + first);
-    const auto b = *reinterpret_cast<const Packet<T, K>*>(from + second);
-    Packet<T, K> a_out;
-    Packet<T, K> b_out;
-    for (int k = 0; k < K; ++k) {
-      const float c = cosine[pair + k];
-      const float s = sine[pair + k] * sign;
-      const float of_a = to_float(a.values[k]);
-      const float of_b = to_float(b.values[k]);
-      store(a_out.values[k], of_a * c - of_b * s);
-      store(b_out.values[k], of_b * c + of_a * s);
+    auto a = *reinterpret_cast<const Packet<T, K>*>(from + first);
+    auto b = *reinterpret_cast<const Packet<T, K>*>(from + second);
+    if (head < rotated) {
+      ECHELON_UNROLL
+      for (int k = 0; k < K; ++k) {
+        const float c = cosine[pair + k];
+        const float s = sine[pair + k] * sign;
+        const float of_a = to_float(a.values[k]);
+        const float of_b = to_float(b.values[k]);
+        store(a.values[k], of_a * c - of_b * s);
+        store(b.values[k], of_b * c + of_a * s);
+      }
     }
-    *reinterpret_cast<Packet<T, K>*>(to + first) = a_out;
-    *reinterpret_cast<Packet<T, K>*>(to + second) = b_out;
+    *reinterpret_cast<Packet<T, K>*>(to + first) = a;
+    *reinterpret_cast<Packet<T, K>*>(to + second) = b;
   }
 }
 
@@ -60,11 +80,32 @@ __device__ void rotate(
 
 __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
-// gate * sigmoid(gate) * up of n elements. K divides n and the addresses.
+// Where a thread works in rows of `width` elements: a block has one of `pieces`
+// pieces of one row.
+struct PlaceInRow {
+  long long row;
+  long long column;
+};
+template <int K>
+__device__ inline PlaceInRow place_in_row(unsigned pieces) {
+  const long long piece = blockIdx.x % pieces;
+  return {
+      static_cast<long long>(blockIdx.x / pieces),
+      (piece * blockDim.x + threadIdx.x) * K};
+}
+
+// gate * sigmoid(gate) * up.
+//
+//   gate, up  [rows, width], `stride` elements from row to row
+//   out       [rows, width], contiguous
+//   K         elements of an access; it divides width, stride and the addresses
 template <class T, int K>
-__device__ void swiglu(const T* gate, const T* up, T* out, long long n) {
-  const long long at = global_thread() * K;
-  if (at >= n) return;
+__device__ void swiglu(
+    const T* gate, const T* up, T* out, long long width, long long stride,
+    unsigned pieces) {
+  const auto [row, column] = place_in_row<K>(pieces);
+  if (column >= width) return;
+  const long long at = row * stride + column;
   const auto g = *reinterpret_cast<const Packet<T, K>*>(gate + at);
   const auto u = *reinterpret_cast<const Packet<T, K>*>(up + at);
   Packet<T, K> result;
@@ -72,16 +113,20 @@ __device__ void swiglu(const T* gate, const T* up, T* out, long long n) {
     const float x = to_float(g.values[k]);
     store(result.values[k], x * sigmoid(x) * to_float(u.values[k]));
   }
-  *reinterpret_cast<Packet<T, K>*>(out + at) = result;
+  *reinterpret_cast<Packet<T, K>*>(out + row * width + column) = result;
 }
 
+//   gradient  [rows, width], contiguous
+//   out       [rows, 2 * width], contiguous: the gradients of gate, then of up
 template <class T, int K>
 __device__ void swiglu_gradient(
-    const T* gradient, const T* gate, const T* up, T* to_gate, T* to_up,
-    long long n) {
-  const long long at = global_thread() * K;
-  if (at >= n) return;
-  const auto d = *reinterpret_cast<const Packet<T, K>*>(gradient + at);
+    const T* gradient, const T* gate, const T* up, T* out, long long width,
+    long long stride, unsigned pieces) {
+  const auto [row, column] = place_in_row<K>(pieces);
+  if (column >= width) return;
+  const long long at = row * stride + column;
+  const auto d =
+      *reinterpret_cast<const Packet<T, K>*>(gradient + row * width + column);
   const auto g = *reinterpret_cast<const Packet<T, K>*>(gate + at);
   const auto u = *reinterpret_cast<const Packet<T, K>*>(up + at);
   Packet<T, K> of_gate;
@@ -95,8 +140,9 @@ __device__ void swiglu_gradient(
         slope * to_float(u.values[k]) * share * (1 + x * (1 - share)));
     store(of_up.values[k], slope * x * share);
   }
-  *reinterpret_cast<Packet<T, K>*>(to_gate + at) = of_gate;
-  *reinterpret_cast<Packet<T, K>*>(to_up + at) = of_up;
+  out += row * 2 * width + column;
+  *reinterpret_cast<Packet<T, K>*>(out) = of_gate;
+  *reinterpret_cast<Packet<T, K>*>(out + width) = of_up;
 }
 
 // --- Dropout ------------------------------------------------------------------
@@ -181,22 +227,22 @@ __device__ void dropout(
 // Each kernel for one element in turn, and for as many as 16 bytes have.
 #define ECHELON_ELEMENTWISE_OF(name, T, K)                                    \
   extern "C" __global__ void rotate_##name(                                   \
-      const T* x, const float* cosine, const float* sine, T* out,             \
-      long long positions, long long heads, long long half,                   \
-      long long batch_stride, long long position_stride,                      \
-      long long head_stride, float sign, int neighbours) {                    \
+      Heads<T> queries, Heads<T> keys, Heads<T> values, const float* cosine,  \
+      const float* sine, T* out, long long positions, long long half,         \
+      float sign, int neighbours) {                                           \
     rotate<T, K>(                                                             \
-        x, cosine, sine, out, positions, heads, half, batch_stride,           \
-        position_stride, head_stride, sign, neighbours != 0);                 \
+        queries, keys, values, cosine, sine, out, positions, half, sign,      \
+        neighbours != 0);                                                     \
   }                                                                           \
   extern "C" __global__ void swiglu_##name(                                   \
-      const T* gate, const T* up, T* out, long long n) {                      \
-    swiglu<T, K>(gate, up, out, n);                                           \
+      const T* gate, const T* up, T* out, long long width, long long stride,  \
+      unsigned pieces) {                                                      \
+    swiglu<T, K>(gate, up, out, width, stride, pieces);                       \
   }                                                                           \
   extern "C" __global__ void swiglu_gradient_##name(                          \
-      const T* gradient, const T* gate, const T* up, T* to_gate, T* to_up,    \
-      long long n) {                                                          \
-    swiglu_gradient<T, K>(gradient, gate, up, to_gate, to_up, n);             \
+      const T* gradient, const T* gate, const T* up, T* out, long long width, \
+      long long stride, unsigned pieces) {                                    \
+    swiglu_gradient<T, K>(gradient, gate, up, out, width, stride, pieces);    \
   }                                                                           \
   extern "C" __global__ void dropout_##name(                                  \
       const T* x, const unsigned char* keep, T* out, long long n,             \

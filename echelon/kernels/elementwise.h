@@ -9,30 +9,38 @@
 
 #include <torch/types.h>
 
-#include <tuple>
-
 namespace echelon::kernels {
 
 /// Whether the functions below take `x`: on a GPU, or a meta tensor that stands
 /// for one there.
 bool takes_elementwise(const torch::Tensor& x);
 
-/// (a, b) -> (a cos - b sin, b cos + a sin) for pairs of features.
+/// Whether x is rows of adjacent elements at one distance from each other, as
+/// features of wider rows are.
+bool has_rows(const torch::Tensor& x);
+
+/// (a, b) -> (a cos - b sin, b cos + a sin) for pairs of features of queries
+/// and keys; values are copied.
 ///
-///   x             [batch, positions, heads, size], any strides, size even
+///   queries, keys, values
+///                 [batch, positions, own heads, size], any strides, size even;
+///                 keys and values may be undefined
 ///   cosine, sine  [positions, size / 2], float32
 ///   sign          multiplies the sines: -1 rotates back
 ///   neighbours    features 2 i and 2 i + 1 are a pair, not i and i + size / 2
-///   returns       a tensor as x, contiguous
+///   returns       [batch, positions, all heads, size], contiguous
 torch::Tensor rotate(
-    const torch::Tensor& x, const torch::Tensor& cosine,
+    const torch::Tensor& queries, const torch::Tensor& keys,
+    const torch::Tensor& values, const torch::Tensor& cosine,
     const torch::Tensor& sine, double sign, bool neighbours);
 
-/// gate * sigmoid(gate) * up, of two tensors of one shape and dtype.
+/// gate * sigmoid(gate) * up, of two tensors of one shape and dtype. Tensors
+/// that lie side by side in wider rows are read there.
 torch::Tensor swiglu(const torch::Tensor& gate, const torch::Tensor& up);
 
-/// The gradients of swiglu() to gate and to up.
-std::tuple<torch::Tensor, torch::Tensor> swiglu_gradient(
+/// The gradients of swiglu() to gate and to up, side by side: [..., 2 width]
+/// for a gate [..., width].
+torch::Tensor swiglu_gradient(
     const torch::Tensor& gradient, const torch::Tensor& gate,
     const torch::Tensor& up);
 

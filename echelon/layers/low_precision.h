@@ -6,6 +6,8 @@
 
 #include <torch/types.h>
 
+#include <ATen/autocast_mode.h>
+
 namespace echelon {
 
 /// True for bf16 and fp16.
@@ -22,6 +24,20 @@ inline torch::Dtype sum_dtype(torch::Dtype dtype) {
 /// undefined tensor stays undefined. Differentiable.
 inline torch::Tensor for_sums(const torch::Tensor& tensor) {
   return tensor.defined() ? tensor.to(sum_dtype(tensor.scalar_type())) : tensor;
+}
+
+/// `tensor` cast as autocast would for a matmul; itself where autocast is off.
+/// For the inputs of autograd functions that multiply: autocast cannot look
+/// inside of them, and a cast that it made and cached there would have no
+/// history. Exclude c10::autocast_dispatch_keyset around the function.
+inline torch::Tensor cast_for_matmul(const torch::Tensor& tensor) {
+  const auto device = tensor.device().type();
+  if (!at::autocast::is_autocast_available(device) ||
+      !at::autocast::is_autocast_enabled(device)) {
+    return tensor;
+  }
+  return at::autocast::cached_cast(
+      at::autocast::get_autocast_dtype(device), tensor, device);
 }
 
 }  // namespace echelon

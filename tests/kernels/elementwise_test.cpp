@@ -56,17 +56,41 @@ T* to(const Tensor& x) {
   return static_cast<T*>(x.data_ptr());
 }
 
+template <class T>
+host::Heads<T> heads(const Tensor& x) {
+  if (!x.defined()) return {};
+  return {of<T>(x), x.stride(0), x.stride(1), x.stride(2), x.size(2)};
+}
+
 template <class T, int K>
 Tensor rotate_on_host(
-    const Tensor& x, const RotaryTable& table, float sign, bool neighbours) {
-  auto out = torch::full(x.sizes(), 7, x.options());
-  host::launch_in_turn(x.size(0) * x.size(1), kThreads, [&] {
+    const std::vector<Tensor>& x, const RotaryTable& table, float sign,
+    bool neighbours) {
+  auto sizes = x[0].sizes().vec();
+  for (size_t i = 1; i < x.size(); ++i) sizes[2] += x[i].size(2);
+  const auto at = [&](size_t i) {
+    return heads<T>(i < x.size() ? x[i] : Tensor());
+  };
+  auto out = torch::full(sizes, 7, x[0].options());
+  host::launch_in_turn(sizes[0] * sizes[1], kThreads, [&] {
     host::rotate<T, K>(
-        of<T>(x), of<float>(table.cosine), of<float>(table.sine), to<T>(out),
-        x.size(1), x.size(2), x.size(3) / 2, x.stride(0), x.stride(1),
-        x.stride(2), sign, neighbours);
+        at(0), at(1), at(2), of<float>(table.cosine), of<float>(table.sine),
+        to<T>(out), sizes[1], sizes[3] / 2, sign, neighbours);
   });
   return out;
+}
+
+struct Tables {
+  RotaryTable exact;
+  RotaryTable single;
+};
+Tables tables(int64_t size, int64_t positions) {
+  const auto exact =
+      rotary_table({}, size, 0, positions, torch::dtype(torch::kFloat64));
+  return {
+      exact,
+      {exact.cosine.to(torch::kFloat32).contiguous(),
+       exact.sine.to(torch::kFloat32).contiguous()}};
 }
 
 // Heads are views of wider rows, as queries and keys of one product are.
@@ -78,26 +102,22 @@ TEST(ElementwiseKernels, RotateWhatFloat64Does) {
     for (const int64_t size : {2, 6, 32}) {
       const auto rows = torch::randn({2, 5, 4 * size + 16}).to(dtype);
       const auto x = rows.narrow(2, 16, 3 * size).view({2, 5, 3, size});
-      const auto exact_table =
-          rotary_table({}, size, 0, 5, torch::dtype(torch::kFloat64));
-      const RotaryTable table{
-          exact_table.cosine.to(torch::kFloat32).contiguous(),
-          exact_table.sine.to(torch::kFloat32).contiguous()};
+      const auto [exact_table, table] = tables(size, 5);
       for (const auto pairs : {RotaryPairs::halves, RotaryPairs::neighbours}) {
         const bool neighbours = pairs == RotaryPairs::neighbours;
         const auto exact = rotate(x.to(torch::kFloat64), exact_table, pairs);
         const std::string what =
             std::string(torch::toString(dtype)) + " " + std::to_string(size);
-        const auto found = rotate_on_host<T, 1>(x, table, 1, neighbours);
+        const auto found = rotate_on_host<T, 1>({x}, table, 1, neighbours);
         expect_near(found, exact, what);
-        const auto back = rotate_on_host<T, 1>(found, table, -1, neighbours);
+        const auto back = rotate_on_host<T, 1>({found}, table, -1, neighbours);
         EXPECT_TRUE(torch::allclose(
             back.to(torch::kFloat32), x.to(torch::kFloat32), 0,
             20 * rounding_of(dtype)))
             << what;
         if (!neighbours && size / 2 % kPacket == 0) {
           EXPECT_TRUE(
-              (rotate_on_host<T, kPacket>(x, table, 1, false)).equal(found))
+              (rotate_on_host<T, kPacket>({x}, table, 1, false)).equal(found))
               << what;
         }
       }
@@ -105,12 +125,43 @@ TEST(ElementwiseKernels, RotateWhatFloat64Does) {
   });
 }
 
+// Of one product, and of tensors of their own, as gradients are.
+TEST(ElementwiseKernels, RotateQueriesAndKeysAndCopyValues) {
+  torch::manual_seed(4);
+  for_dtypes([](torch::Dtype dtype, auto number) {
+    using T = decltype(number);
+    constexpr int kPacket = 16 / sizeof(T);
+    const int64_t size = 2 * kPacket;
+    const auto all = torch::randn({2, 5, 4 + 2 + 3, size}).to(dtype);
+    all[1][2][8] = INFINITY;  // a value
+    const auto [exact_table, table] = tables(size, 5);
+    const auto parts = all.split_with_sizes({4, 2, 3}, 2);
+    const auto exact = torch::cat(
+        {rotate(all.narrow(2, 0, 6).to(torch::kFloat64), exact_table),
+         parts[2].to(torch::kFloat64)},
+        2);
+    const auto found = rotate_on_host<T, 1>(parts, table, 1, false);
+    expect_near(found, exact, torch::toString(dtype));
+    EXPECT_TRUE(found.narrow(2, 6, 3).equal(parts[2]));
+    EXPECT_TRUE(
+        (rotate_on_host<T, kPacket>(parts, table, 1, false)).equal(found));
+    const std::vector<Tensor> apart = {
+        parts[0].transpose(1, 2).contiguous().transpose(1, 2),
+        parts[1].contiguous(), parts[2].contiguous()};
+    EXPECT_TRUE(
+        (rotate_on_host<T, kPacket>(apart, table, 1, false)).equal(found));
+  });
+}
+
+// `gate` and `up` are [rows, width], rows at one distance.
 template <class T, int K>
 Tensor swiglu_on_host(const Tensor& gate, const Tensor& up) {
   auto out = torch::full(gate.sizes(), 7, gate.options());
-  const int64_t n = gate.numel();
-  host::launch_in_turn(n / kThreads / K + 1, kThreads, [&] {
-    host::swiglu<T, K>(of<T>(gate), of<T>(up), to<T>(out), n);
+  const int64_t width = gate.size(1);
+  const auto pieces = static_cast<unsigned>(width / kThreads / K + 1);
+  host::launch_in_turn(gate.size(0) * pieces, kThreads, [&] {
+    host::swiglu<T, K>(
+        of<T>(gate), of<T>(up), to<T>(out), width, gate.stride(0), pieces);
   });
   return out;
 }
@@ -118,50 +169,59 @@ Tensor swiglu_on_host(const Tensor& gate, const Tensor& up) {
 template <class T, int K>
 std::vector<Tensor> swiglu_gradient_on_host(
     const Tensor& gradient, const Tensor& gate, const Tensor& up) {
-  auto to_gate = torch::full(gate.sizes(), 7, gate.options());
-  auto to_up = torch::full(gate.sizes(), 7, gate.options());
-  const int64_t n = gate.numel();
-  host::launch_in_turn(n / kThreads / K + 1, kThreads, [&] {
+  const int64_t width = gate.size(1);
+  auto out = torch::full({gate.size(0), 2 * width}, 7, gate.options());
+  const auto pieces = static_cast<unsigned>(width / kThreads / K + 1);
+  host::launch_in_turn(gate.size(0) * pieces, kThreads, [&] {
     host::swiglu_gradient<T, K>(
-        of<T>(gradient), of<T>(gate), of<T>(up), to<T>(to_gate), to<T>(to_up),
-        n);
+        of<T>(gradient), of<T>(gate), of<T>(up), to<T>(out), width,
+        gate.stride(0), pieces);
   });
-  return {to_gate, to_up};
+  return out.chunk(2, 1);
 }
 
+// Tensors of their own, and both in one tensor, as one product makes them.
 TEST(ElementwiseKernels, SwigluIsWhatFloat64Computes) {
   torch::manual_seed(2);
   for_dtypes([](torch::Dtype dtype, auto number) {
     using T = decltype(number);
     constexpr int kPacket = 16 / sizeof(T);
-    for (const int64_t n : {0, 1, 40, 129}) {
-      const auto random = [&] { return torch::randn({n}).mul(3).to(dtype); };
-      const auto gate = random(), up = random(), gradient = random();
-      const auto x = gate.to(torch::kFloat64).requires_grad_();
-      const auto y = up.to(torch::kFloat64).requires_grad_();
-      const auto exact = at::silu(x) * y;
-      const auto exact_gradients = torch::autograd::grad(
-          {exact}, {x, y}, {gradient.to(torch::kFloat64)});
-      const auto found = swiglu_on_host<T, 1>(gate, up);
-      const auto gradients = swiglu_gradient_on_host<T, 1>(gradient, gate, up);
-      expect_near(found, exact, "swiglu");
-      expect_near(gradients[0], exact_gradients[0], "to gate");
-      expect_near(gradients[1], exact_gradients[1], "to up");
-      if (n % kPacket != 0) continue;
-      EXPECT_TRUE((swiglu_on_host<T, kPacket>(gate, up)).equal(found));
-      const auto in_packets =
-          swiglu_gradient_on_host<T, kPacket>(gradient, gate, up);
-      EXPECT_TRUE(in_packets[0].equal(gradients[0]));
-      EXPECT_TRUE(in_packets[1].equal(gradients[1]));
+    for (const int64_t width : {0, 1, 40, 129}) {
+      for (const bool together : {false, true}) {
+        const auto random = [&](int64_t wide) {
+          return torch::randn({3, wide}).mul(3).to(dtype);
+        };
+        const auto both = random(2 * width);
+        const auto gate = together ? both.narrow(1, 0, width) : random(width);
+        const auto up = together ? both.narrow(1, width, width) : random(width);
+        const auto gradient = random(width);
+        const auto x = gate.to(torch::kFloat64).requires_grad_();
+        const auto y = up.to(torch::kFloat64).requires_grad_();
+        const auto exact = at::silu(x) * y;
+        const auto exact_gradients = torch::autograd::grad(
+            {exact}, {x, y}, {gradient.to(torch::kFloat64)});
+        const auto found = swiglu_on_host<T, 1>(gate, up);
+        const auto gradients =
+            swiglu_gradient_on_host<T, 1>(gradient, gate, up);
+        expect_near(found, exact, "swiglu");
+        expect_near(gradients[0], exact_gradients[0], "to gate");
+        expect_near(gradients[1], exact_gradients[1], "to up");
+        if (width % kPacket != 0) continue;
+        EXPECT_TRUE((swiglu_on_host<T, kPacket>(gate, up)).equal(found));
+        const auto in_packets =
+            swiglu_gradient_on_host<T, kPacket>(gradient, gate, up);
+        EXPECT_TRUE(in_packets[0].equal(gradients[0]));
+        EXPECT_TRUE(in_packets[1].equal(gradients[1]));
+      }
     }
   });
   // Large numbers neither overflow nor become NaN.
-  const auto large = torch::tensor({-200.F, 200.F});
-  const auto ones = torch::ones({2});
+  const auto large = torch::tensor({{-200.F, 200.F}});
+  const auto ones = torch::ones({1, 2});
   EXPECT_TRUE((swiglu_on_host<float, 1>(large, ones))
-                  .equal(torch::tensor({-0.F, 200.F})));
+                  .equal(torch::tensor({{-0.F, 200.F}})));
   EXPECT_TRUE((swiglu_gradient_on_host<float, 1>(ones, large, ones))[0].equal(
-      torch::tensor({0.F, 1.F})));
+      torch::tensor({{0.F, 1.F}})));
 }
 
 // At any place of a row in its sample's stream, also far in it.
@@ -233,13 +293,17 @@ TEST(ElementwiseKernels, GiveShapesOfMetaTensors) {
   EXPECT_FALSE(kernels::takes_elementwise(x.to(torch::kFloat64)));
   const auto table = torch::empty({3, 4}, torch::device(torch::kMeta));
   const auto view = x.transpose(1, 2).contiguous().transpose(1, 2);
-  const auto rotated = kernels::rotate(view, table, table, 1, false);
+  const auto rotated = kernels::rotate(view, {}, {}, table, table, 1, false);
   EXPECT_EQ(rotated.sizes(), x.sizes());
   EXPECT_TRUE(rotated.is_contiguous());
+  EXPECT_EQ(
+      kernels::rotate(view, x.narrow(2, 0, 1), view, table, table, 1, false)
+          .sizes(),
+      (std::vector<int64_t>{2, 3, 9, 8}));
   EXPECT_EQ(kernels::swiglu(x, x).sizes(), x.sizes());
-  const auto [to_gate, to_up] = kernels::swiglu_gradient(x, x, x);
-  EXPECT_EQ(to_gate.sizes(), x.sizes());
-  EXPECT_EQ(to_up.scalar_type(), torch::kBFloat16);
+  const auto gradients = kernels::swiglu_gradient(x, x, x);
+  EXPECT_EQ(gradients.sizes(), (std::vector<int64_t>{2, 3, 4, 16}));
+  EXPECT_EQ(gradients.scalar_type(), torch::kBFloat16);
   const auto ids =
       torch::empty({6}, torch::dtype(torch::kInt64).device(torch::kMeta));
   const auto mask = kernels::dropout_mask(ids, ids, 10, ~uint64_t{0}, 7);

@@ -418,19 +418,30 @@ ParallelAttention::QueryKeyValue ParallelAttention::project_latent(
 
 ParallelAttention::QueryKeyValue
 ParallelAttention::project(const Tensor& x, const AttentionFrame& frame) {
-  auto outputs = ColumnParallelLinear::forward_all(
-      in_, x, frame.batch * frame.sequence,
-      label_ + (options_.fused ? ".c_attn" : ".qkv_proj"));
   const int64_t size = options_.shape.size_of_head();
+  const int64_t tokens = frame.batch * frame.sequence;
+  const auto heads = [&](const Tensor& features) {
+    return features.view(
+        {frame.batch, frame.sequence, features.size(-1) / size, size});
+  };
+  if (options_.rotary && !query_norm_) {
+    const auto all = ColumnParallelLinear::forward_joined(
+        in_, x, tokens, label_ + ".qkv_proj");
+    if (all.defined()) {
+      const auto parts = rotate_queries_and_keys(
+          heads(all), heads_.query.size(), heads_.kv.size(),
+          rotations(frame, all.options()));
+      return {parts[0], parts[1], parts[2]};
+    }
+  }
+  auto outputs = ColumnParallelLinear::forward_all(
+      in_, x, tokens, label_ + (options_.fused ? ".c_attn" : ".qkv_proj"));
   const int64_t kv = heads_.kv.size() * size;
   if (options_.fused) {
     outputs =
         outputs[0].split_with_sizes({heads_.query.size() * size, kv, kv}, -1);
   }
-  for (auto& output : outputs) {
-    output = output.view(
-        {frame.batch, frame.sequence, output.size(-1) / size, size});
-  }
+  for (auto& output : outputs) output = heads(output);
   QueryKeyValue qkv{outputs[0], outputs[1], outputs[2]};
   if (query_norm_) {
     qkv.query = query_norm_->forward(qkv.query);

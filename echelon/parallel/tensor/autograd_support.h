@@ -3,11 +3,14 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
+#include <ATen/WrapDimUtils.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "echelon/error.h"
 #include "echelon/layers/computing_device.h"
@@ -42,6 +45,39 @@ void for_row_chunks(const torch::Tensor& matrix, const Work& work) {
     work(begin, std::min(rows, begin + step));
     if (matrix.is_meta()) break;
   }
+}
+
+/// The tensor in which `parts` lie side by side along `dim`, a view of their
+/// memory without history; undefined where they do not.
+inline torch::Tensor side_by_side(at::TensorList parts, int64_t dim) {
+  const auto& first = parts[0];
+  if (!first.defined() || first.dim() == 0) return {};
+  dim = at::maybe_wrap_dim(dim, first.dim());
+  auto sizes = first.sizes().vec();
+  int64_t end = first.storage_offset();
+  sizes[dim] = 0;
+  for (const auto& part : parts) {
+    if (!part.defined() || part.dim() != first.dim()) return {};
+    const bool follows = part.storage_offset() == end &&
+                         part.is_alias_of(first) &&
+                         part.scalar_type() == first.scalar_type() &&
+                         part.strides() == first.strides();
+    if (!follows) return {};
+    for (int64_t d = 0; d < first.dim(); ++d) {
+      if (d != dim && part.size(d) != first.size(d)) return {};
+    }
+    end += part.size(dim) * part.stride(dim);
+    sizes[dim] += part.size(dim);
+  }
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return first.as_strided(sizes, first.strides(), first.storage_offset());
+}
+
+/// The parts of `whole` along `dim`, views without history.
+inline std::vector<torch::Tensor>
+parts_of(const torch::Tensor& whole, at::IntArrayRef sizes, int64_t dim) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return whole.split_with_sizes(sizes, dim);
 }
 
 }  // namespace echelon::detail

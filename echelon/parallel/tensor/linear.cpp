@@ -8,13 +8,15 @@
 //
 // A row-parallel matmul runs in options.overlap_chunks pieces: the sum of one
 // is communicated while the next is computed.
+//
+// Weights that share an input and lie one after the other in memory are one
+// matrix, so that one matmul takes the place of several. Parameters, their
+// names and their gradients stay what they are: views of the matrix.
 #include "echelon/parallel/tensor/linear.h"
 
 #include <torch/autograd.h>
 #include <torch/nn/module.h>
 #include <torch/types.h>
-
-#include <ATen/autocast_mode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -23,6 +25,7 @@
 
 #include "echelon/comm/differentiable.h"
 #include "echelon/error.h"
+#include "echelon/layers/low_precision.h"
 #include "echelon/parallel/tensor/autograd_support.h"
 #include "echelon/parallel/tensor/token_rows.h"
 #include "echelon/profiling/operator_scope.h"
@@ -109,22 +112,6 @@ struct LinearCall : torch::CustomClassHolder {
   std::string label;
   std::vector<bool> has_bias;  // by weight
 };
-
-// ----------------------------------------------------------------- autocast
-
-// Autocast cannot look inside our autograd functions, and a cast that it made
-// and cached in there would have no history. So inputs are cast before.
-
-// `tensor` cast as autocast would for a matmul; itself if autocast is off.
-Tensor cast_for_matmul(const Tensor& tensor) {
-  const auto device = tensor.device().type();
-  if (!at::autocast::is_autocast_available(device) ||
-      !at::autocast::is_autocast_enabled(device)) {
-    return tensor;
-  }
-  return at::autocast::cached_cast(
-      at::autocast::get_autocast_dtype(device), tensor, device);
-}
 
 // ----------------------------------------------------------- column parallel
 
@@ -417,6 +404,49 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
   }
 };
 
+// ------------------------------------------------------------ joined weights
+
+// Tensors that lie one after the other, as one.
+class Joined : public torch::autograd::Function<Joined> {
+ public:
+  static Tensor forward(AutogradContext* context, at::TensorList parts) {
+    std::vector<int64_t> sizes;
+    for (const auto& part : parts) sizes.push_back(part.size(0));
+    context->saved_data["sizes"] = sizes;
+    Tensor whole = detail::side_by_side(parts, 0);
+    // A change in place of the first counts as one of all.
+    torch::autograd::impl::set_version_counter(
+        whole, torch::autograd::impl::version_counter(parts[0]));
+    return whole;
+  }
+
+  static variable_list
+  backward(AutogradContext* context, const variable_list& gradients) {
+    return gradients[0].split_with_sizes(
+        context->saved_data["sizes"].toIntVector(), 0);
+  }
+};
+
+class SplitFeatures : public torch::autograd::Function<SplitFeatures> {
+ public:
+  static variable_list forward(
+      AutogradContext* context, const Tensor& x, std::vector<int64_t> sizes) {
+    auto parts = detail::parts_of(x, sizes, -1);
+    context->saved_data["sizes"] = std::move(sizes);
+    return parts;
+  }
+
+  static variable_list
+  backward(AutogradContext* context, const variable_list& gradients) {
+    Tensor whole;
+    if (!torch::GradMode::is_enabled()) {
+      whole = detail::side_by_side(gradients, -1);
+    }
+    if (!whole.defined()) whole = at::cat(gradients, -1);
+    return {whole, Tensor()};
+  }
+};
+
 // -------------------------------------------------------------------- shards
 
 // The shard of the stored matrix, given the shard of its features.
@@ -485,6 +515,35 @@ std::vector<Tensor> column_linear(
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
   return ColumnLinear::apply(input, at::TensorList(flat), call);
+}
+
+std::optional<LinearWeights> joined(const std::vector<LinearWeights>& weights) {
+  const auto join = [](const std::vector<Tensor>& parts) -> Tensor {
+    const bool alike = std::ranges::all_of(parts, [&](const Tensor& part) {
+      return part.defined() && part.requires_grad() == parts[0].requires_grad();
+    });
+    if (!alike || !detail::side_by_side(parts, 0).defined()) return {};
+    return Joined::apply(at::TensorList(parts));
+  };
+  std::vector<Tensor> matrices, biases;
+  for (const auto& one : weights) {
+    if (!one.weight.is_contiguous()) return std::nullopt;
+    matrices.push_back(one.weight);
+    if (one.bias.defined()) biases.push_back(one.bias);
+  }
+  LinearWeights result;
+  if (!biases.empty()) {
+    if (biases.size() != matrices.size()) return std::nullopt;
+    result.bias = join(biases);
+    if (!result.bias.defined()) return std::nullopt;
+  }
+  result.weight = join(matrices);
+  if (!result.weight.defined()) return std::nullopt;
+  return result;
+}
+
+std::vector<Tensor> split_features(const Tensor& x, at::IntArrayRef sizes) {
+  return SplitFeatures::apply(x, sizes.vec());
 }
 
 Tensor row_linear(
@@ -601,10 +660,34 @@ void ColumnParallelLinear::add_weights(
       {shape_.layout == WeightLayout::in_out ? a_.t() : a_, Tensor()});
 }
 
+Tensor ColumnParallelLinear::forward_joined(
+    const std::vector<std::shared_ptr<ColumnParallelLinear>>& layers,
+    const Tensor& x, int64_t tokens, const std::string& label) {
+  const auto& first = *layers.front();
+  if (layers.size() == 1 || first.shape_.layout == WeightLayout::in_out) {
+    return {};
+  }
+  std::vector<LinearWeights> weights;
+  for (const auto& layer : layers) {
+    if (layer->has_adapter()) return {};
+    weights.push_back(layer->weights());
+  }
+  const auto one = joined(weights);
+  if (!one) return {};
+  return column_linear(
+      x, {*one}, first.shape_.layout, first.parallel_, tokens, label)[0];
+}
+
 std::vector<Tensor> ColumnParallelLinear::forward_all(
     const std::vector<std::shared_ptr<ColumnParallelLinear>>& layers,
     const Tensor& x, int64_t tokens, const std::string& label) {
   const auto& first = *layers.front();
+  if (const auto all = forward_joined(layers, x, tokens, label);
+      all.defined()) {
+    std::vector<int64_t> sizes;
+    for (const auto& layer : layers) sizes.push_back(layer->weight.size(0));
+    return split_features(all, sizes);
+  }
   std::vector<LinearWeights> weights;
   for (const auto& layer : layers) layer->add_weights(weights);
   const auto outputs = column_linear(

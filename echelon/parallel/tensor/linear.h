@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -78,6 +79,18 @@ torch::Tensor row_linear(
     const torch::Tensor& x, const torch::Tensor& weight,
     const torch::Tensor& bias, WeightLayout layout,
     const TensorParallel& parallel, const std::string& label);
+
+/// Weights [out_i, in] as one matrix, and their biases as one vector, where
+/// they lie one after the other in memory, as in the flat buffers of
+/// parallel/shard; nullopt where they do not, or where only some of them
+/// require a gradient. Backward gives each its part of the gradient, a view.
+std::optional<LinearWeights> joined(const std::vector<LinearWeights>& weights);
+
+/// x [..., features] as tensors of `sizes` features each, which share its
+/// memory. Where their gradients lie side by side too, backward copies nothing.
+/// Differentiable any number of times.
+std::vector<torch::Tensor>
+split_features(const torch::Tensor& x, at::IntArrayRef sizes);
 
 struct LinearShape {
   int64_t in = 1;
@@ -156,8 +169,14 @@ class ColumnParallelLinear : public AdaptedLinear {
   LinearWeights weights() const { return {weight, bias}; }
 
   /// column_linear for layers of one layout that share an input, with their
-  /// adapters: it communicates once.
+  /// adapters: it communicates once. Weights that are joined() are multiplied
+  /// at once.
   static std::vector<torch::Tensor> forward_all(
+      const std::vector<std::shared_ptr<ColumnParallelLinear>>& layers,
+      const torch::Tensor& x, int64_t tokens, const std::string& label);
+  /// The outputs of all of them side by side, if the weights are joined() and
+  /// have no adapters; else undefined.
+  static torch::Tensor forward_joined(
       const std::vector<std::shared_ptr<ColumnParallelLinear>>& layers,
       const torch::Tensor& x, int64_t tokens, const std::string& label);
 

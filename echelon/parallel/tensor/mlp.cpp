@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "echelon/kernels/elementwise.h"
+#include "echelon/parallel/tensor/autograd_support.h"
 
 namespace echelon {
 namespace {
@@ -29,15 +30,21 @@ void in_pieces(
     const std::vector<Tensor>& tensors,
     const std::function<void(const std::vector<Tensor>&)>& compute) {
   if (!tensors[0].is_cpu()) return compute(tensors);
-  std::vector<Tensor> flat;
-  for (const auto& tensor : tensors) flat.push_back(tensor.view(-1));
+  const bool contiguous = std::ranges::all_of(
+      tensors, [](const Tensor& tensor) { return tensor.is_contiguous(); });
+  const int64_t width = contiguous ? 1 : tensors[0].size(-1);
+  std::vector<Tensor> rows;
+  for (const auto& tensor : tensors) {
+    rows.push_back(contiguous ? tensor.view(-1) : tensor.view({-1, width}));
+  }
+  const int64_t step = std::max<int64_t>(1, kPiece / width);
   at::parallel_for(
-      0, flat[0].numel(), 4 * kPiece, [&](int64_t begin, int64_t end) {
+      0, rows[0].size(0), 4 * step, [&](int64_t begin, int64_t end) {
         const at::AutoDispatchBelowADInplaceOrView below_autograd;
-        for (int64_t at = begin; at < end; at += kPiece) {
+        for (int64_t at = begin; at < end; at += step) {
           std::vector<Tensor> pieces;
-          for (const auto& tensor : flat) {
-            pieces.push_back(tensor.narrow(0, at, std::min(kPiece, end - at)));
+          for (const auto& tensor : rows) {
+            pieces.push_back(tensor.narrow(0, at, std::min(step, end - at)));
           }
           compute(pieces);
         }
@@ -45,13 +52,29 @@ void in_pieces(
 }
 
 bool fits_pieces(const Tensor& a, const Tensor& b) {
-  return a.is_contiguous() && b.is_contiguous() && a.sizes() == b.sizes() &&
+  const auto fits = [](const Tensor& x) {
+    return x.is_contiguous() || kernels::has_rows(x);
+  };
+  return fits(a) && fits(b) && a.sizes() == b.sizes() &&
          a.scalar_type() == b.scalar_type();
 }
 
 bool takes_kernel(const Tensor& a, const Tensor& b) {
   return kernels::takes_elementwise(a) && a.sizes() == b.sizes() &&
          a.scalar_type() == b.scalar_type();
+}
+
+// Two tensors like `a`, side by side where `a` and `b` are: their gradient is
+// then one tensor too, that of the matmul that made both.
+std::pair<Tensor, Tensor> pair_like(const Tensor& a, const Tensor& b) {
+  if (!detail::side_by_side({a, b}, -1).defined()) {
+    return {
+        at::empty(a.sizes(), a.options()), at::empty(a.sizes(), a.options())};
+  }
+  auto sizes = a.sizes().vec();
+  sizes.back() *= 2;
+  const auto both = at::empty(sizes, a.options()).chunk(2, -1);
+  return {both[0], both[1]};
 }
 
 class SiluTimes : public torch::autograd::Function<SiluTimes> {
@@ -61,7 +84,7 @@ class SiluTimes : public torch::autograd::Function<SiluTimes> {
     context->save_for_backward({gate, up});
     if (takes_kernel(gate, up)) return kernels::swiglu(gate, up);
     if (!fits_pieces(gate, up)) return at::silu(gate).mul_(up);
-    auto result = at::empty_like(gate);
+    auto result = at::empty(gate.sizes(), gate.options());
     in_pieces({gate, up, result}, [](const std::vector<Tensor>& piece) {
       Tensor out = piece[2];
       at::silu_out(out, piece[0]).mul_(piece[1]);
@@ -78,18 +101,15 @@ class SiluTimes : public torch::autograd::Function<SiluTimes> {
     // With create_graph, uses operators that autograd can differentiate.
     const bool any_order = at::GradMode::is_enabled();
     if (!any_order && takes_kernel(gate, gradient) && takes_kernel(gate, up)) {
-      const auto [to_gate, to_up] =
-          kernels::swiglu_gradient(gradient, gate, up);
-      return {to_gate, to_up};
+      return kernels::swiglu_gradient(gradient, gate, up).chunk(2, -1);
     }
-    if (any_order || !fits_pieces(gate, gradient)) {
+    if (any_order || !fits_pieces(gate, gradient) || !fits_pieces(gate, up)) {
       const auto share = at::sigmoid(gate);
       return {
           gradient * up * share * (1 + gate * (1 - share)),
           gradient * gate * share};
     }
-    auto to_gate = at::empty_like(gate);
-    auto to_up = at::empty_like(gate);
+    const auto [to_gate, to_up] = pair_like(gate, up);
     in_pieces(
         {gate, up, gradient, to_gate, to_up},
         [](const std::vector<Tensor>& piece) {

@@ -16,6 +16,7 @@
 #include "echelon/error.h"
 #include "echelon/kernels/elementwise.h"
 #include "echelon/layers/low_precision.h"
+#include "echelon/parallel/tensor/autograd_support.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -91,22 +92,48 @@ Tensor of_pairs(const Tensor& x, RotaryPairs pairs, int64_t which) {
              : x.slice(-1, which, x.size(-1), /*step=*/2);
 }
 
+// result = x rotated, both [batch, positions, heads, size].
+void rotate_into(
+    const Tensor& result, const Tensor& x, const RotaryTable& table, int sign,
+    RotaryPairs pairs) {
+  const auto cos = table.cosine.unsqueeze(1);  // [positions, 1, half]
+  const auto sin = table.sine.unsqueeze(1);
+  const auto a = of_pairs(x, pairs, 0);
+  const auto b = of_pairs(x, pairs, 1);
+  rotate_half(of_pairs(result, pairs, 0), a, b, cos, sin, -sign);
+  rotate_half(of_pairs(result, pairs, 1), b, a, cos, sin, sign);
+}
+
 // (a, b) -> (a cos - b sin, b cos + a sin), in few passes. `sign` -1 rotates
 // back.
 Tensor rotated(
-    const Tensor& x, const Tensor& cosine, const Tensor& sine, int sign,
-    RotaryPairs pairs) {
+    const Tensor& x, const RotaryTable& table, int sign, RotaryPairs pairs) {
   if (kernels::takes_elementwise(x)) {
     return kernels::rotate(
-        x, cosine, sine, sign, pairs == RotaryPairs::neighbours);
+        x, {}, {}, table.cosine, table.sine, sign,
+        pairs == RotaryPairs::neighbours);
   }
-  const auto cos = cosine.unsqueeze(1);  // [positions, 1, half]
-  const auto sin = sine.unsqueeze(1);
-  const auto a = of_pairs(x, pairs, 0);
-  const auto b = of_pairs(x, pairs, 1);
   auto result = at::empty(x.sizes(), x.options());
-  rotate_half(of_pairs(result, pairs, 0), a, b, cos, sin, -sign);
-  rotate_half(of_pairs(result, pairs, 1), b, a, cos, sin, sign);
+  rotate_into(result, x, table, sign, pairs);
+  return result;
+}
+
+// Queries and keys rotated, and values, side by side in one tensor.
+Tensor
+all_rotated(const variable_list& parts, const RotaryTable& table, int sign) {
+  if (kernels::takes_elementwise(parts[0])) {
+    return kernels::rotate(
+        parts[0], parts[1], parts[2], table.cosine, table.sine, sign,
+        /*neighbours=*/false);
+  }
+  auto sizes = parts[0].sizes().vec();
+  sizes[2] += parts[1].size(2) + parts[2].size(2);
+  auto result = at::empty(sizes, parts[0].options());
+  auto to = result.split_with_sizes(
+      {parts[0].size(2), parts[1].size(2), parts[2].size(2)}, 2);
+  rotate_into(to[0], parts[0], table, sign, RotaryPairs::halves);
+  rotate_into(to[1], parts[1], table, sign, RotaryPairs::halves);
+  to[2].copy_(parts[2]);
   return result;
 }
 
@@ -119,7 +146,7 @@ class Rotate : public torch::autograd::Function<Rotate> {
     context->saved_data["sign"] = sign;
     context->saved_data["pairs"] = pairs;
     return rotated(
-        x, cosine, sine, static_cast<int>(sign),
+        x, {cosine, sine}, static_cast<int>(sign),
         static_cast<RotaryPairs>(pairs));
   }
 
@@ -131,6 +158,38 @@ class Rotate : public torch::autograd::Function<Rotate> {
     return {
         Rotate::apply(gradients[0], saved[0], saved[1], -sign, pairs), Tensor(),
         Tensor(), Tensor(), Tensor()};
+  }
+};
+
+// Rotates queries and keys of one tensor, and copies its values, so that the
+// matmul's own result can be freed.
+class RotateAll : public torch::autograd::Function<RotateAll> {
+ public:
+  static variable_list forward(
+      AutogradContext* context, const Tensor& all, const Tensor& cosine,
+      const Tensor& sine, const std::vector<int64_t>& heads) {
+    context->save_for_backward({cosine, sine});
+    return detail::parts_of(
+        all_rotated(all.split_with_sizes(heads, 2), {cosine, sine}, 1), heads,
+        2);
+  }
+
+  static variable_list
+  backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const RotaryTable table{saved[0], saved[1]};
+    Tensor all;
+    if (torch::GradMode::is_enabled()) {
+      const auto back = [&](const Tensor& gradient) {
+        return Rotate::apply(
+            gradient, table.cosine, table.sine, int64_t{-1},
+            static_cast<int64_t>(RotaryPairs::halves));
+      };
+      all = at::cat({back(gradients[0]), back(gradients[1]), gradients[2]}, 2);
+    } else {
+      all = all_rotated(gradients, table, -1);
+    }
+    return {all, Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -201,6 +260,14 @@ RotaryTable rotary_table(
 Tensor rotate(const Tensor& x, const RotaryTable& table, RotaryPairs pairs) {
   return Rotate::apply(
       x, table.cosine, table.sine, int64_t{1}, static_cast<int64_t>(pairs));
+}
+
+std::vector<Tensor> rotate_queries_and_keys(
+    const Tensor& all, int64_t queries, int64_t keys,
+    const RotaryTable& table) {
+  return RotateAll::apply(
+      all, table.cosine, table.sine,
+      std::vector<int64_t>{queries, keys, all.size(2) - queries - keys});
 }
 
 }  // namespace echelon

@@ -68,4 +68,15 @@ torch::Tensor rotate(
     const torch::Tensor& x, const RotaryTable& table,
     RotaryPairs pairs = RotaryPairs::halves);
 
+/// Queries and keys, rotated as rotate() does, and values, copied: three
+/// tensors of one new memory.
+///
+///   all  [batch, positions, heads, size], any strides: first the heads of
+///        `queries`, then those of `keys`, then those of values
+///
+/// Differentiable any number of times; the gradient of `all` is one tensor.
+std::vector<torch::Tensor> rotate_queries_and_keys(
+    const torch::Tensor& all, int64_t queries, int64_t keys,
+    const RotaryTable& table);
+
 }  // namespace echelon

@@ -127,6 +127,26 @@ Calls summed(const std::vector<TracedCollective>& calls) {
   return sums;
 }
 
+// The device that the job's ranks would have on this machine (World::device).
+torch::DeviceType device_of(const Job& job) {
+  const auto backend = job.comm.backend;
+  switch (job.comm.device) {
+    case DeviceKind::cpu:
+      return torch::kCPU;
+    case DeviceKind::cuda:
+      return torch::kCUDA;
+    case DeviceKind::test:
+      return torch::kPrivateUse1;
+    case DeviceKind::automatic:
+      break;
+  }
+  const bool gpu =
+      backend == BackendKind::nccl ||
+      (backend == BackendKind::automatic &&
+       job.train.ranks != RankKind::threads && cuda_device_count() > 0);
+  return gpu ? torch::kCUDA : torch::kCPU;
+}
+
 struct Counted {
   std::vector<counting::LayerCost> costs;
   std::map<std::string, Calls> forward;
@@ -134,13 +154,14 @@ struct Counted {
 };
 
 Counted count(
-    const LayerList& layers, const std::vector<counting::TensorSpec>& inputs,
-    torch::Dtype compute, torch::DeviceType device) {
+    const Job& job, const LayerList& layers,
+    const std::vector<counting::TensorSpec>& inputs) {
   Counted counted;
   CollectiveTrace calls;
   const counting::CountOptions options{
-      .dtype = compute,
-      .device = device,
+      .dtype = compute_dtype(job),
+      .device = device_of(job),
+      .flat = shards_parameters(job),
       .ran = [&](const std::string& layer, bool backward) {
         (backward ? counted.backward : counted.forward)[layer] =
             summed(calls.take());
@@ -245,26 +266,6 @@ int64_t batch_bytes(const Job& job, const ModelSource& source) {
     bytes += spec.bytes();
   }
   return bytes;
-}
-
-// The device that the job's ranks would have on this machine (World::device).
-torch::DeviceType device_of(const Job& job) {
-  const auto backend = job.comm.backend;
-  switch (job.comm.device) {
-    case DeviceKind::cpu:
-      return torch::kCPU;
-    case DeviceKind::cuda:
-      return torch::kCUDA;
-    case DeviceKind::test:
-      return torch::kPrivateUse1;
-    case DeviceKind::automatic:
-      break;
-  }
-  const bool gpu =
-      backend == BackendKind::nccl ||
-      (backend == BackendKind::automatic &&
-       job.train.ranks != RankKind::threads && cuda_device_count() > 0);
-  return gpu ? torch::kCUDA : torch::kCPU;
 }
 
 // ---- for the cost formulas
@@ -431,7 +432,7 @@ count_memory(const Job& job, const ModelSource& source) {
   const auto compute = compute_dtype(job);
 
   const auto device = device_of(job);
-  const Counted plain = count(layers, inputs, compute, device);
+  const Counted plain = count(job, layers, inputs);
   memory_plan::MemoryModel model;
   model.schedule = job.layout.pp > 1 ? pipeline_schedule(job)
                                      : one_stage(passes_per_step(job));
@@ -463,7 +464,7 @@ count_memory(const Job& job, const ModelSource& source) {
   };
   fill(0, plain);
   const auto again = [&](cost::Recompute choice) {
-    return count(recomputed(layers, choice), inputs, compute, device);
+    return count(job, recomputed(layers, choice), inputs);
   };
   fill(1, again(cost::Recompute::selective));
   fill(2, again(cost::Recompute::all));
@@ -498,6 +499,7 @@ cost::ModelShape counted_shape(const Job& job, const ModelSource& source) {
       layers, input_specs(job, source, samples),
       {.dtype = dtype,
        .device = device,
+       .flat = shards_parameters(job),
        .ran = [&](const std::string& layer, bool is_backward) {
          (is_backward ? backward : forward)[layer] = trace.take();
        }});

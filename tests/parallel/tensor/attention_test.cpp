@@ -88,9 +88,10 @@ struct Whole {
 
 void expect_one_device(
     const AttentionOptions& options, const Whole& whole,
-    const Tensor& documents, const TensorParallel& parallel) {
+    const Tensor& documents, const TensorParallel& parallel, bool joined) {
   ParallelAttention layer(options, parallel, "attn");
   parity::give_parts(layer, kSeed);
+  if (joined) parity::join_parameters(layer);
   const auto x = parity::part_of_tokens(whole.x.detach(), parallel)
                      .clone()
                      .requires_grad_();
@@ -103,6 +104,9 @@ void expect_one_device(
       "gradient of the input", parity::part_of_tokens(whole.x.grad(), parallel),
       x.grad());
   parity::expect_parts(layer, whole.parameters);
+  if (options.fused || options.latent) return;
+  EXPECT_EQ(
+      parity::were_joined(layer, "q_proj.weight", "v_proj.weight"), joined);
 }
 
 // ------------------------------------------------ by the formula, head by head
@@ -262,7 +266,9 @@ TEST_P(AttentionParity, GradientsMatchOneDevice) {
       SCOPED_TRACE(name);
       const Whole whole(options, documents);
       parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
-        expect_one_device(options, whole, documents, parallel);
+        for (const bool joined : {false, true}) {
+          expect_one_device(options, whole, documents, parallel, joined);
+        }
       });
     }
   }

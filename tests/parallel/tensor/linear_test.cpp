@@ -136,6 +136,103 @@ TEST_P(LinearParity, OutputsOfSeveralRanks) {
   });
 }
 
+// Rows of one matrix, with biases of one vector, or of matrices of their own.
+std::vector<LinearWeights> two_weights(bool adjacent, bool bias) {
+  const auto weight = random({5, 7}, 1), vector = random({5}, 2);
+  const auto leaf = [&](const Tensor& part) {
+    const auto own = adjacent ? part.detach() : part.detach().clone();
+    return own.set_requires_grad(true);
+  };
+  std::vector<LinearWeights> all;
+  for (const auto& [begin, size] : {std::pair{0, 2}, std::pair{2, 3}}) {
+    all.push_back(
+        {leaf(weight.narrow(0, begin, size)),
+         bias ? leaf(vector.narrow(0, begin, size)) : Tensor()});
+  }
+  return all;
+}
+
+TEST(JoinedWeights, AreOneMatrixAndShareItsGradient) {
+  auto weights = two_weights(/*adjacent=*/true, /*bias=*/true);
+  const auto one = joined(weights);
+  ASSERT_TRUE(one.has_value());
+  EXPECT_EQ(one->weight.data_ptr(), weights[0].weight.data_ptr());
+  const auto x = random({4, 7}, 3);
+  const auto y = at::linear(x, one->weight, one->bias);
+  y.backward(random({4, 5}, 4));
+  EXPECT_TRUE(weights[0].weight.grad().is_alias_of(weights[1].weight.grad()));
+  const auto apart = two_weights(/*adjacent=*/false, /*bias=*/true);
+  EXPECT_FALSE(joined(apart).has_value());
+  const auto each = column_linear(x, apart, WeightLayout::out_in, {}, 4, "");
+  const auto expected = torch::cat(each, 1);
+  expected.backward(random({4, 5}, 4));
+  EXPECT_TRUE(torch::allclose(y, expected, 1e-14, 1e-14));
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(torch::allclose(
+        weights[i].weight.grad(), apart[i].weight.grad(), 1e-14, 1e-14));
+    EXPECT_TRUE(weights[i].bias.grad().equal(apart[i].bias.grad()));
+  }
+}
+
+TEST(JoinedWeights, AreRefusedWhereTheyAreNotAlike) {
+  const auto refused = [](const auto& change) {
+    auto weights = two_weights(true, true);
+    change(weights);
+    return !joined(weights).has_value();
+  };
+  EXPECT_FALSE(refused([](auto&) {}));
+  EXPECT_TRUE(refused([](auto& all) { std::swap(all[0], all[1]); }));
+  EXPECT_TRUE(refused([](auto& all) { all[1].bias = Tensor(); }));
+  EXPECT_TRUE(refused([](auto& all) { all[0].bias = all[0].bias.clone(); }));
+  EXPECT_TRUE(
+      refused([](auto& all) { all[1].weight.set_requires_grad(false); }));
+  EXPECT_TRUE(refused([](auto& all) { all[1].weight = all[1].weight.t(); }));
+  EXPECT_TRUE(refused(
+      [](auto& all) { all[0].weight = all[0].weight.narrow(0, 0, 1); }));
+}
+
+// Autograd tells of a weight that changed between forward and backward.
+TEST(JoinedWeights, AChangeInPlaceIsNoticed) {
+  auto weights = two_weights(true, false);
+  const auto x = random({4, 7}, 3).requires_grad_();
+  const auto y = at::linear(x, joined(weights)->weight);
+  {
+    const torch::NoGradGuard no_grad;
+    weights[0].weight.add_(1);
+  }
+  EXPECT_THROW(y.sum().backward(), std::exception);
+}
+
+TEST(SplitFeatures, GradientsSideBySideAreNotCopied) {
+  const auto x = random({2, 3, 5}, 1).requires_grad_();
+  const auto parts = split_features(x, {2, 3});
+  EXPECT_EQ(parts[1].data_ptr(), x.narrow(2, 2, 3).data_ptr());
+  const auto gradient = random({2, 3, 5}, 2);
+  const auto of = [&](const std::vector<Tensor>& gradients) {
+    return torch::autograd::grad(
+        parts, {x}, gradients, /*retain_graph=*/true)[0];
+  };
+  const auto together = of(gradient.split_with_sizes({2, 3}, -1));
+  EXPECT_TRUE(together.equal(gradient));
+  EXPECT_EQ(together.data_ptr(), gradient.data_ptr());
+  const auto apart =
+      of({gradient.narrow(2, 0, 2).clone(), gradient.narrow(2, 2, 3).clone()});
+  EXPECT_TRUE(apart.equal(gradient));
+  EXPECT_NE(apart.data_ptr(), gradient.data_ptr());
+}
+
+TEST(SplitFeatures, CanBeDifferentiatedTwice) {
+  const auto x = random({4, 5}, 1).requires_grad_();
+  const auto twice = [&](const std::vector<Tensor>& parts) {
+    const auto y = (parts[0] * parts[0]).sum() * parts[1].sum();
+    const auto first = torch::autograd::grad(
+        {y}, {x}, {}, std::nullopt, /*create_graph=*/true)[0];
+    return torch::autograd::grad({(first * first).sum()}, {x})[0];
+  };
+  EXPECT_TRUE(torch::allclose(
+      twice(split_features(x, {2, 3})), twice(x.split_with_sizes({2, 3}, 1))));
+}
+
 std::string
 name_of(const testing::TestParamInfo<LinearParity::ParamType>& info) {
   const auto& [way, bias, layout] = info.param;

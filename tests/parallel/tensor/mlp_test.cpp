@@ -27,9 +27,14 @@ by_formula(const GeluMlp&, const Tensor& x, const parity::NamedTensors& p) {
 
 Tensor
 by_formula(const GatedMlp&, const Tensor& x, const parity::NamedTensors& p) {
-  const auto gate = at::linear(x, p.at("gate_proj.weight"));
-  const auto up = at::linear(x, p.at("up_proj.weight"));
-  return at::linear(gate * at::sigmoid(gate) * up, p.at("down_proj.weight"));
+  const auto linear = [&](const Tensor& from, const std::string& name) {
+    const auto bias = p.find(name + ".bias");
+    return at::linear(
+        from, p.at(name + ".weight"),
+        bias != p.end() ? bias->second : Tensor());
+  };
+  const auto gate = linear(x, "gate_proj");
+  return linear(gate * at::sigmoid(gate) * linear(x, "up_proj"), "down_proj");
 }
 
 class MlpParity : public testing::TestWithParam<parity::Way> {};
@@ -38,15 +43,23 @@ INSTANTIATE_TEST_SUITE_P(
     testing::PrintToStringParamName());
 
 template <class Mlp>
-void expect_formula(const MlpShape& shape, const TensorParallel& parallel) {
+void expect_formula(
+    const MlpShape& shape, const TensorParallel& parallel,
+    bool joined = false) {
   Mlp layer(shape, parallel, "mlp");
   const auto whole = parity::give_parts(layer, kSeed);
+  if (joined) parity::join_parameters(layer);
   parity::expect_layer(
       layer, parallel, whole,
       {.x = parity::random({3, 5, shape.hidden}, 1),
        .cotangent = parity::random({3, 5, shape.hidden}, 2)},
       [&](const Tensor& x) { return by_formula(layer, x, whole); },
       [&](const Tensor& x) { return layer.forward(x, 3 * 5); });
+  if constexpr (std::is_same_v<Mlp, GatedMlp>) {
+    EXPECT_EQ(
+        parity::were_joined(layer, "gate_proj.weight", "up_proj.weight"),
+        joined);
+  }
 }
 
 TEST_P(MlpParity, Gelu) {
@@ -60,7 +73,11 @@ TEST_P(MlpParity, Gelu) {
 TEST_P(MlpParity, Gated) {
   for (const int64_t intermediate : {12, 7, 2}) {
     parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
-      expect_formula<GatedMlp>({6, intermediate, false}, parallel);
+      for (const bool joined : {false, true}) {
+        for (const bool bias : {false, true}) {
+          expect_formula<GatedMlp>({6, intermediate, bias}, parallel, joined);
+        }
+      }
     });
   }
 }

@@ -118,6 +118,38 @@ inline NamedTensors give_parts(torch::nn::Module& module, uint64_t seed) {
   return whole;
 }
 
+/// Places the parameters one after the other in memory, matrices first, as the
+/// flat buffers of parallel/shard do.
+inline void join_parameters(torch::nn::Module& module) {
+  std::vector<torch::Tensor> all;
+  int64_t size = 0;
+  for (const bool matrices : {true, false}) {
+    for (const auto& parameter : module.parameters()) {
+      if ((parameter.dim() >= 2) != matrices) continue;
+      all.push_back(parameter);
+      size += parameter.numel();
+    }
+  }
+  const torch::NoGradGuard no_grad;
+  const auto flat = torch::empty(size, all[0].options());
+  int64_t begin = 0;
+  for (auto& one : all) {
+    const auto to = flat.narrow(0, begin, one.numel()).view(one.sizes());
+    to.copy_(one);
+    one.set_data(to);
+    begin += one.numel();
+  }
+}
+
+/// Whether one matmul made the gradients of these parameters: they share
+/// memory.
+inline bool were_joined(
+    const torch::nn::Module& module, const std::string& a,
+    const std::string& b) {
+  const auto all = module.named_parameters();
+  return all[a].grad().is_alias_of(all[b].grad());
+}
+
 /// Expects each gradient to equal this rank's shard of the gradient in `whole`.
 inline void expect_parts(
     const torch::nn::Module& module, const NamedTensors& whole,

@@ -66,6 +66,30 @@ TEST(Rotary, GradientsOfAllOrders) {
       rotate(second, table), 4 * w * w * rotate(x, table), 1e-5, 1e-6));
 }
 
+// The same as rotating each and copying the rest, with its gradients.
+TEST(Rotary, QueriesAndKeysOfOneTensor) {
+  const auto table = rotary_table({}, 4, 2, 3, kDouble);
+  const auto x = parity::random({2, 3, 5, 4}, 3).requires_grad_();
+  const auto w = parity::random({2, 3, 5, 4}, 4);
+  const auto twice = [&](const std::vector<torch::Tensor>& parts) {
+    const auto y = torch::cat(parts, 2);
+    const auto first = torch::autograd::grad(
+        {(y * y * w).sum()}, {x}, {}, std::nullopt, /*create_graph=*/true)[0];
+    const auto second = torch::autograd::grad({(first * first).sum()}, {x})[0];
+    return std::vector<torch::Tensor>{y, first, second};
+  };
+  const auto found = rotate_queries_and_keys(x, 2, 1, table);
+  EXPECT_EQ(found[0].size(2), 2);
+  EXPECT_EQ(found[2].size(2), 2);
+  const auto split = x.split_with_sizes({2, 1, 2}, 2);
+  const auto actual = twice(found);
+  const auto expected =
+      twice({rotate(split[0], table), rotate(split[1], table), split[2]});
+  for (size_t i = 0; i < actual.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(actual[i], expected[i], 1e-12, 1e-12)) << i;
+  }
+}
+
 // By the definition, frequency by frequency.
 TEST(Rotary, ScaledFrequencies) {
   const RotaryOptions plain{.theta = 500000};

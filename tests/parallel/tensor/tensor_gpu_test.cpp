@@ -5,6 +5,7 @@
 
 #include "echelon/comm/nccl/nccl_backend.h"
 #include "echelon/parallel/tensor/dropout.h"
+#include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/mlp.h"
 #include "echelon/parallel/tensor/norm.h"
 #include "echelon/parallel/tensor/rotary.h"
@@ -126,18 +127,41 @@ TEST_P(TensorGpu, RotaryPositions) {
   }
 }
 
+// As one matmul makes them, and as attention gives their gradients back.
+TEST_P(TensorGpu, RotaryPositionsOfQueriesAndKeys) {
+  for (const int64_t size : {64, 6}) {
+    const auto [x, exact_x] = leaves({2, 9, 7, size}, 1);
+    const auto [g, exact_g] = leaves({2, 7, 9, size}, 2);
+    const auto turn = [&](const Tensor& all, const Tensor& gradient) {
+      const auto parts = rotate_queries_and_keys(
+          all, 4, 2, rotary_table({}, size, 4, 9, all.options()));
+      const auto split =
+          gradient.detach().transpose(1, 2).split_with_sizes({4, 2, 1}, 2);
+      torch::autograd::backward(parts, split);
+      return torch::cat(parts, 2);
+    };
+    const auto y = turn(x, g), exact = turn(exact_x, exact_g);
+    expect_tensor("y", exact, y.cpu(), tolerance());
+    expect_tensor("x", exact_x.grad(), x.grad().cpu(), tolerance());
+  }
+}
+
 TEST_P(TensorGpu, Swiglu) {
   for (const int64_t width : {256, 7}) {
-    const auto [gate, exact_gate] = leaves({30, width}, 1);
-    const auto [up, exact_up] = leaves({30, width}, 2);
-    const auto [g, exact_g] = leaves({30, width}, 3);
-    const auto y = silu_times(gate, up);
-    const auto exact = silu_times(exact_gate, exact_up);
-    expect_tensor("y", exact, y.cpu(), tolerance());
-    y.backward(g.detach());
-    exact.backward(exact_g.detach());
-    expect_tensor("gate", exact_gate.grad(), gate.grad().cpu(), tolerance());
-    expect_tensor("up", exact_up.grad(), up.grad().cpu(), tolerance());
+    for (const bool together : {false, true}) {
+      const auto [both, exact_both] = leaves({30, 2 * width}, 1);
+      const auto [g, exact_g] = leaves({30, width}, 3);
+      const auto turn = [&](const Tensor& x) {
+        const auto parts = split_features(x, {width, width});
+        return together ? silu_times(parts[0], parts[1])
+                        : silu_times(parts[0].clone(), parts[1].clone());
+      };
+      const auto y = turn(both), exact = turn(exact_both);
+      expect_tensor("y", exact, y.cpu(), tolerance());
+      y.backward(g.detach());
+      exact.backward(exact_g.detach());
+      expect_tensor("both", exact_both.grad(), both.grad().cpu(), tolerance());
+    }
   }
 }
 
