@@ -15,6 +15,9 @@
 #include "echelon/layers/low_precision.h"
 #include "echelon/memory/recompute.h"
 #include "echelon/parallel/expert/exchange.h"
+#include "echelon/parallel/expert/grouped_linear.h"
+#include "echelon/parallel/tensor/linear.h"
+#include "echelon/parallel/tensor/mlp.h"
 
 namespace echelon::models {
 namespace {
@@ -75,6 +78,7 @@ class ExpertMatrix : public AdaptedLinear {
     }
   }
 
+  const Tensor& weight() const { return weight_; }
   // `share` multiplies the gradients of parameters.
   Tensor times(const Tensor& rows, double share) const {
     const auto product = [&](const Tensor& x, const Tensor& parameter) {
@@ -215,10 +219,42 @@ MixtureOfExperts::MixtureOfExperts(
                             parallel_, label_ + ".shared_experts"));
 }
 
-// Experts without rows compute all the same: their gradients are then zeros.
+// Experts without rows have gradients of zeros.
 Tensor MixtureOfExperts::compute(
     const Tensor& rows, const std::vector<int64_t>& counts) const {
   const double share = 1.0 / parallel_.experts.size();
+  if (std::ranges::any_of(experts_, [](const Expert& one) {
+        return one.gate->has_adapter() || one.up->has_adapter() ||
+               one.down->has_adapter();
+      })) {
+    return compute_each(rows, counts, share);
+  }
+  std::vector<Tensor> gates, ups, both, downs;
+  for (const auto& [gate, up, down] : experts_) {
+    gates.push_back(gate->weight());
+    ups.push_back(up->weight());
+    downs.push_back(down->weight());
+    const auto one = joined({{gates.back(), {}}, {ups.back(), {}}});
+    if (one) both.push_back(one->weight);
+  }
+  const auto times = [&](const std::vector<Tensor>& weights) {
+    return grouped_linear(rows, counts, weights, share);
+  };
+  Tensor inner;
+  if (both.size() == experts_.size()) {
+    const int64_t width = gates[0].size(0);
+    const auto parts = split_features(times(both), {width, width});
+    inner = silu_times(parts[0], parts[1]);
+  } else {
+    inner = silu_times(times(gates), times(ups));
+  }
+  return grouped_linear(inner, counts, downs, share);
+}
+
+// With adapters.
+Tensor MixtureOfExperts::compute_each(
+    const Tensor& rows, const std::vector<int64_t>& counts,
+    double share) const {
   std::vector<Tensor> results;
   int64_t begin = 0;
   for (size_t i = 0; i < experts_.size(); ++i) {

@@ -128,6 +128,9 @@ class MixtureOfExperts : public torch::nn::Module {
   };
   torch::Tensor
   compute(const torch::Tensor& rows, const std::vector<int64_t>& counts) const;
+  torch::Tensor compute_each(
+      const torch::Tensor& rows, const std::vector<int64_t>& counts,
+      double share) const;
 
   TensorParallel parallel_;
   std::string label_;

@@ -6,8 +6,10 @@
 #include <memory>
 #include <string>
 
+#include "echelon/comm/nccl/nccl_backend.h"
 #include "echelon/comm/world.h"
 #include "echelon/optim/optimizer.h"
+#include "echelon/parallel/expert/grouped_linear.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
 #include "tests/models/language_case.h"
 #include "tests/parallel/tensor/parts.h"
@@ -165,6 +167,40 @@ TEST_F(TensorParallelGpu, TwoRanksShareTheGpu) {
 
 TEST_F(TensorParallelGpu, ThreeRanksShareTheGpu) {
   testing_support::run_as_ranks(3, "Rank.*", 1);
+}
+
+// In one kernel where LibTorch has it, else one by one.
+TEST(GroupedLinearGpu, IsTheCpus) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "this machine has no GPU";
+  load_accelerator(DeviceKind::cuda);
+  const std::vector<int64_t> counts = {30, 0, 129, 1};
+  const auto leaf = [](at::IntArrayRef shape, uint64_t seed) {
+    return parity::random(shape, seed).to(torch::kBFloat16);
+  };
+  const auto all = leaf({4, 64, 128}, 1), x = leaf({160, 128}, 2),
+             g = leaf({160, 64}, 3);
+  const auto run = [&](const torch::TensorOptions& options) {
+    const auto on = [&](const torch::Tensor& tensor) {
+      return tensor.to(options).detach();
+    };
+    const auto matrices = on(all);
+    std::vector<torch::Tensor> inputs;
+    for (int64_t i = 0; i < 4; ++i) {
+      inputs.push_back(matrices[i].detach().requires_grad_());
+    }
+    const auto rows = on(x).requires_grad_();
+    const auto y = grouped_linear(rows, counts, inputs, 0.5);
+    inputs.push_back(rows);
+    auto results = torch::autograd::grad({y}, inputs, {on(g)});
+    results.push_back(y.detach());
+    return results;
+  };
+  const auto found = run(torch::dtype(torch::kBFloat16).device("cuda:0"));
+  const auto exact = run(torch::dtype(torch::kFloat64));
+  for (size_t i = 0; i < found.size(); ++i) {
+    parity::expect_tensor(
+        std::to_string(i), exact[i], found[i].cpu().to(torch::kFloat64), 0.02);
+  }
 }
 
 }  // namespace echelon::language_gpu_test
