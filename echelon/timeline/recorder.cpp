@@ -49,6 +49,7 @@ void Recorder::add(Span span, Moment begin, Moment end) {
     }
     span.step =
         step_of_mark_.at(static_cast<size_t>(begin.value - first_mark_));
+    if (!is_first(span.step) && span.step != also_) return;  // taken
   } else if (records()) {
     span.step = step_;
   } else {

@@ -182,12 +182,16 @@ TEST_P(ExplainFaults, ARankThatIsSlowedDown) {
         const pid_t rank = rank_one(command);
         ASSERT_GT(rank, 0);
         // It stands still nine tenths of the time, in each step, until it has
-        // ended. On a busy machine it is let go later than it should be, and
-        // the other rank waits for the processor too.
+        // ended. On a busy machine it is stopped later than it should be, and
+        // then stands still longer.
+        using Clock = std::chrono::steady_clock;
+        Clock::duration ran = std::chrono::milliseconds(2);
         while (::kill(rank, SIGSTOP) == 0) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          std::this_thread::sleep_for(9 * ran);
+          const auto begin = Clock::now();
           ::kill(rank, SIGCONT);
           std::this_thread::sleep_for(std::chrono::milliseconds(2));
+          ran = Clock::now() - begin;
         }
       });
   const auto found = find(run, Fault::straggler);

@@ -96,9 +96,11 @@ TEST(Recorder, KeepAClockThatIsInUse) {
       0, 3, 2, [&] { return std::make_unique<CountingClock>(clocks); });
   recorder.also_record(1);
   record(recorder, 1);
+  const Moment early = recorder.now();
   recorder.begin_step(3);
   const Moment begin = recorder.now();
   EXPECT_THAT(names_of(recorder.take_step(1)), ElementsAre("work in 1"));
+  recorder.add({.name = "late"}, early, begin);  // of a step that was taken
   recorder.add({.name = "a"}, begin, recorder.now());
   EXPECT_THAT(names_of(recorder.take()), ElementsAre("a in 3"));
   EXPECT_EQ(clocks, 1);
