@@ -669,7 +669,9 @@ TEST_F(Membership, AHostThatCallsTwiceIsOne) {
   EXPECT_EQ(b.wait(), 0) << b.err();
   EXPECT_EQ(b.out(), "hosts 2\n");
   ASSERT_TRUE(a.until_output("g2 0/1")) << a.out() << a.err();
-  EXPECT_EQ(count(a.out(), "g1 0/2\n"), 1);
+  // Its rank of that start may have been ended before it said so.
+  EXPECT_LE(count(a.out(), "g1 0/2\n"), 1);
+  EXPECT_THAT(a.out(), Not(HasSubstr("g1 0/3")));
   finish();
   expect_ends({&a}, 0);
 }
