@@ -68,12 +68,14 @@ template <class Call>
 Tensor unless_refused(const Call& call) {
   try {
     return call();
-  } catch (const c10::NotImplementedError& error) {
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {
     if (!refused().exchange(true)) {
       const std::string text = error.what_without_backtrace();
       std::fprintf(
           stderr,
-          "warning: LibTorch has no grouped product here (%s); the products "
+          "warning: LibTorch refuses a grouped product (%s); the products "
           "of experts are computed one by one\n",
           text.substr(0, text.find('\n')).c_str());
     }
