@@ -116,6 +116,8 @@ __device__ void swiglu(
   *reinterpret_cast<Packet<T, K>*>(out + row * width + column) = result;
 }
 
+// The gradients of swiglu() to gate and to up.
+//
 //   gradient  [rows, width], contiguous
 //   out       [rows, 2 * width], contiguous: the gradients of gate, then of up
 template <class T, int K>

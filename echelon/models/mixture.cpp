@@ -251,7 +251,7 @@ Tensor MixtureOfExperts::compute(
   return grouped_linear(inner, counts, downs, share);
 }
 
-// With adapters.
+// Computes one expert after the other, with their adapters.
 Tensor MixtureOfExperts::compute_each(
     const Tensor& rows, const std::vector<int64_t>& counts,
     double share) const {

@@ -48,7 +48,7 @@ Tensor ends_of(const std::vector<int64_t>& counts, torch::Device device) {
   return torch::tensor(ends, torch::kInt32).to(device, /*non_blocking=*/true);
 }
 
-// LibTorch refused once: why is said then.
+// Whether LibTorch has refused a call. The first refusal is told to the user.
 std::atomic<bool>& refused() {
   static std::atomic<bool> once = false;
   return once;

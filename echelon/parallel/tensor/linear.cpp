@@ -414,7 +414,7 @@ class Joined : public torch::autograd::Function<Joined> {
     for (const auto& part : parts) sizes.push_back(part.size(0));
     context->saved_data["sizes"] = sizes;
     Tensor whole = detail::side_by_side(parts, 0);
-    // A change in place of the first counts as one of all.
+    // Autograd notices a change of the first part in place, for all parts.
     torch::autograd::impl::set_version_counter(
         whole, torch::autograd::impl::version_counter(parts[0]));
     return whole;

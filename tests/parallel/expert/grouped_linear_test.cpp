@@ -105,7 +105,7 @@ TEST(GroupedLinear, TensorsAtEvenDistancesAreOneTensor) {
                    .defined());
 }
 
-// What a GPU's kernel is called with, by LibTorch's own loop on a CPU.
+// LibTorch computes the call that a GPU has a kernel for by a loop on a CPU.
 TEST(GroupedLinear, OneCallComputesTheSame) {
   const auto weights = weights_of(true);
   const auto all = detail::stacked_in_memory(weights).to(torch::kBFloat16);
