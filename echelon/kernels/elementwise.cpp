@@ -8,18 +8,12 @@
 #include <array>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "echelon/comm/nccl/accelerator.h"
+#include "echelon/kernels/kernel_source.h"
 #include "echelon/kernels/numbers.h"
-#include "echelon/layers/computing_device.h"
 
 namespace echelon::kernels {
-
-namespace sources {
-extern const std::string_view numbers_cu;
-extern const std::string_view elementwise_cu;
-}  // namespace sources
 
 namespace {
 
@@ -31,11 +25,10 @@ template <size_t N>
 void launch_elementwise(
     const std::string& name, const Tensor& on, int64_t blocks, int threads,
     std::array<void*, N> arguments) {
-  static const std::string source =
-      std::string(sources::numbers_cu).append(sources::elementwise_cu);
   if (blocks == 0) return;
   const c10::DeviceGuard guard(on.device());
-  launch_kernel(source, name, blocks, threads, arguments.data());
+  launch_kernel(
+      elementwise_source().text, name, blocks, threads, arguments.data());
 }
 
 int64_t blocks_for(int64_t threads) {
@@ -306,8 +299,11 @@ auto operator_named(const char* name) {
 }  // namespace
 
 bool takes_elementwise(const Tensor& x) {
-  return computing_device(x) == torch::kCUDA &&
-         is_kernel_number(x.scalar_type());
+  return is_kernel_number(x.scalar_type()) && takes_dropout_mask(x);
+}
+
+bool takes_dropout_mask(const Tensor& x) {
+  return uses_kernels(elementwise_source(), x);
 }
 
 bool has_rows(const Tensor& x) {

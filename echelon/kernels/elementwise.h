@@ -11,9 +11,12 @@
 
 namespace echelon::kernels {
 
-/// Whether the functions below take `x`: on a GPU, or a meta tensor that stands
-/// for one there.
+/// Whether the functions below take `x`: on a GPU that has the kernels
+/// (uses_kernels), or a meta tensor that stands for one there.
 bool takes_elementwise(const torch::Tensor& x);
+
+/// Whether dropout_mask() makes masks for `x`, which may have any dtype.
+bool takes_dropout_mask(const torch::Tensor& x);
 
 /// Whether x is rows of adjacent elements at one distance from each other, as
 /// features of wider rows are.

@@ -9,19 +9,13 @@
 #include <bit>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <tuple>
 
 #include "echelon/comm/nccl/accelerator.h"
+#include "echelon/kernels/kernel_source.h"
 #include "echelon/kernels/numbers.h"
-#include "echelon/layers/computing_device.h"
 
 namespace echelon::kernels {
-
-namespace sources {
-extern const std::string_view norm_cu;
-extern const std::string_view numbers_cu;
-}  // namespace sources
 
 namespace {
 
@@ -46,11 +40,10 @@ template <size_t N>
 void launch_norm(
     const std::string& name, const Tensor& on, int64_t blocks, int64_t threads,
     std::array<void*, N> arguments) {
-  static const std::string source =
-      std::string(sources::numbers_cu).append(sources::norm_cu);
   const c10::DeviceGuard guard(on.device());
   launch_kernel(
-      source, name, blocks, static_cast<int>(threads), arguments.data());
+      norm_source().text, name, blocks, static_cast<int>(threads),
+      arguments.data());
 }
 
 // Threads of a block, and the end of the kernels' names.
@@ -210,15 +203,15 @@ TORCH_LIBRARY_IMPL(echelon, Meta, library) {
 }
 
 bool takes_norm(const Tensor& x, const Tensor& weight) {
-  if (computing_device(x) != torch::kCUDA || x.dim() == 0 ||
-      !is_kernel_number(x.scalar_type()) ||
+  if (x.dim() == 0 || !is_kernel_number(x.scalar_type()) ||
       weight.scalar_type() != x.scalar_type() || weight.numel() != x.size(-1) ||
       x.size(-1) == 0) {
     return false;
   }
   const bool packets = x.size(-1) % packet_of(x) == 0;
   return x.size(-1) <=
-         kNormThreads * (packets ? kNormValues : kSingleNormValues);
+             kNormThreads * (packets ? kNormValues : kSingleNormValues) &&
+         uses_kernels(norm_source(), x);
 }
 
 ResidualNorm residual_norm(

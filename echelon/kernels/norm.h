@@ -20,9 +20,9 @@ inline constexpr int64_t kNormValues = 16;
 inline constexpr int64_t kSingleNormValues = 8;
 
 /// Whether the functions below take rows like `x` [..., width] with weights
-/// like `weight` [width]: on a GPU, or meta tensors that stand for such; not
-/// wider than a block's registers hold (8192, or 4096 where rows are not a
-/// multiple of 16 bytes).
+/// like `weight` [width]: on a GPU that has the kernels (uses_kernels), or meta
+/// tensors that stand for such; not wider than a block's registers hold (8192,
+/// or 4096 where rows are not a multiple of 16 bytes).
 bool takes_norm(const torch::Tensor& x, const torch::Tensor& weight);
 
 struct ResidualNorm {

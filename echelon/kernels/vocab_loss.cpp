@@ -7,18 +7,12 @@
 #include <algorithm>
 #include <array>
 #include <string>
-#include <string_view>
 
 #include "echelon/comm/nccl/accelerator.h"
+#include "echelon/kernels/kernel_source.h"
 #include "echelon/kernels/numbers.h"
-#include "echelon/layers/computing_device.h"
 
 namespace echelon::kernels {
-
-namespace sources {
-extern const std::string_view numbers_cu;
-extern const std::string_view vocab_loss_cu;
-}  // namespace sources
 
 namespace {
 
@@ -28,12 +22,10 @@ template <size_t N>
 void launch_rows(
     const char* kernel, const Tensor& rows, std::array<void*, N> arguments) {
   if (rows.numel() == 0) return;
-  static const std::string source =
-      std::string(sources::numbers_cu).append(sources::vocab_loss_cu);
   const c10::DeviceGuard guard(rows.device());
   launch_kernel(
-      source, kernel + number_suffix(rows.scalar_type()), rows.size(0),
-      kVocabLossThreads, arguments.data());
+      vocab_loss_source().text, kernel + number_suffix(rows.scalar_type()),
+      rows.size(0), kVocabLossThreads, arguments.data());
 }
 
 Tensor sums_like(const Tensor& rows) {
@@ -105,9 +97,9 @@ TORCH_LIBRARY_IMPL(echelon, Meta, library) {
 }
 
 bool takes(const Tensor& rows) {
-  return computing_device(rows) == torch::kCUDA && rows.dim() == 2 &&
-         (rows.stride(1) == 1 || rows.size(1) <= 1) &&
-         is_kernel_number(rows.scalar_type());
+  return rows.dim() == 2 && (rows.stride(1) == 1 || rows.size(1) <= 1) &&
+         is_kernel_number(rows.scalar_type()) &&
+         uses_kernels(vocab_loss_source(), rows);
 }
 
 Tensor vocab_sums(const Tensor& rows, const Tensor& ids) {

@@ -11,8 +11,8 @@ namespace echelon::kernels {
 inline constexpr int kVocabLossThreads = 512;
 
 /// Whether the functions below take `rows`: a matrix of float32, bfloat16 or
-/// float16 with adjacent elements in a row, on a GPU; or a meta tensor that
-/// stands for one.
+/// float16 with adjacent elements in a row, on a GPU that has the kernels
+/// (uses_kernels); or a meta tensor that stands for one.
 bool takes(const torch::Tensor& rows);
 
 /// For each row its largest logit, the sum of exp(logit - largest) and the

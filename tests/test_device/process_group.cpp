@@ -677,6 +677,7 @@ constexpr nccl::Plugin kPlugin{
     &set_device,
     &synchronize_current_stream,
     &make_backend,
+    nullptr,
     nullptr};
 
 }  // namespace

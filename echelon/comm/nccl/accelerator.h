@@ -38,14 +38,23 @@ void set_current_device(c10::Device device);
 /// device, which is of type `type`, is done.
 void synchronize_current_stream(c10::DeviceType type);
 
-/// Queues a kernel of CUDA C++ on the calling thread's current stream of its
-/// current GPU. `name` is an extern "C" function of `source`, which is compiled
-/// for the GPU at its first launch in this process (a fraction of a second).
+/// Loads the kernels of `source`, CUDA C++, for the calling thread's current
+/// GPU; later calls find them. The code comes from the user's cache folder, or
+/// else is compiled for the GPU, which takes seconds, and kept there.
+/// Returns why there can be no such kernels here, and on a last line the way
+/// out; empty when they are ready. Throws for other errors, running out of
+/// memory among them.
 ///
-///   source     needs no header and outlives the process's launches
+///   source  needs no header and outlives the process's launches
+std::string prepare_kernels(std::string_view source);
+
+/// Queues a kernel of CUDA C++ on the calling thread's current stream of its
+/// current GPU. `name` is an extern "C" function of `source`, which
+/// prepare_kernels() has loaded there.
+///
 ///   arguments  a pointer to each argument of the function
 ///
-/// Throws c10::Error with the compiler's text, or with the driver's reason.
+/// Throws c10::Error with the driver's reason.
 void launch_kernel(
     std::string_view source, const std::string& name, int64_t blocks,
     int threads, void** arguments);

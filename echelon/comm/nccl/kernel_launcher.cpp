@@ -1,5 +1,5 @@
-// Compiled into libechelon_nccl.so. NVRTC compiles a source once for each
-// device, and the driver launches its functions.
+// Compiled into libechelon_nccl.so. NVRTC compiles a source once for each kind
+// of GPU, and the driver launches its functions.
 #include "echelon/comm/nccl/kernel_launcher.h"
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -7,34 +7,43 @@
 #include <cuda.h>
 #include <dlfcn.h>
 
+#include <cstdio>
 #include <map>
 #include <mutex>
 #include <utility>
-#include <vector>
+
+#include "echelon/comm/nvrtc/kernel_cache.h"
+#include "echelon/comm/nvrtc/kernel_compiler.h"
 
 namespace echelon::nccl {
 namespace {
 
-// NVRTC's functions and the driver's. LibTorch has a small library that links
-// both; what it links is found through it.
-class KernelLibraries {
- public:
-  using Program = void*;
+// LibTorch has a small library that links NVRTC and the driver; what it links
+// is found through it.
+constexpr const char* kLibrary = "libcaffe2_nvrtc.so";
 
-  static const KernelLibraries& get() {
-    static const KernelLibraries libraries;
-    return libraries;
+// Where the initialisation of a static throws, the next call tries it again.
+const nvrtc::KernelCompiler& compiler() {
+  static const nvrtc::KernelCompiler nvrtc_of_libtorch(kLibrary);
+  return nvrtc_of_libtorch;
+}
+
+nvrtc::KernelCache& cache() {
+  static nvrtc::KernelCache kernels(
+      nvrtc::kernel_cache_folder(), [](const std::string& warning) {
+        std::fprintf(stderr, "warning: %s\n", warning.c_str());
+      });
+  return kernels;
+}
+
+// The driver's functions.
+class Driver {
+ public:
+  static const Driver& get() {
+    static const Driver driver;
+    return driver;
   }
 
-  int (*create)(
-      Program*, const char* source, const char* name, int num_headers,
-      const char* const* headers, const char* const* header_names) = nullptr;
-  int (*destroy)(Program*) = nullptr;
-  int (*compile)(Program, int, const char* const* options) = nullptr;
-  int (*log_size)(Program, size_t*) = nullptr;
-  int (*log)(Program, char*) = nullptr;
-  int (*binary_size)(Program, size_t*) = nullptr;
-  int (*binary)(Program, char*) = nullptr;
   decltype(&cuModuleLoadData) load = nullptr;
   decltype(&cuModuleGetFunction) function = nullptr;
   decltype(&cuLaunchKernel) launch = nullptr;
@@ -45,29 +54,18 @@ class KernelLibraries {
   decltype(&cuCtxSetCurrent) set_context = nullptr;
   decltype(&cuGetErrorString) error_string = nullptr;
 
-  void check(CUresult result, const std::string& what) const {
-    if (result == CUDA_SUCCESS) return;
+  std::string reason_of(CUresult result) const {
     const char* reason = nullptr;
     error_string(result, &reason);
+    return reason != nullptr ? reason : "unknown error";
+  }
+  void check(CUresult result, const std::string& what) const {
     TORCH_CHECK(
-        false, "kernel ", what, ": ",
-        reason != nullptr ? reason : "unknown error");
+        result == CUDA_SUCCESS, "kernel ", what, ": ", reason_of(result));
   }
 
  private:
-  KernelLibraries() : library_(dlopen("libcaffe2_nvrtc.so", RTLD_NOW)) {
-    const char* reason = library_ != nullptr ? nullptr : dlerror();
-    TORCH_CHECK(
-        library_ != nullptr, "cannot load libcaffe2_nvrtc.so (",
-        reason != nullptr ? reason : "no reason given",
-        "); LibTorch needs all the CUDA wheels it asks for");
-    find(create, "nvrtcCreateProgram");
-    find(destroy, "nvrtcDestroyProgram");
-    find(compile, "nvrtcCompileProgram");
-    find(log_size, "nvrtcGetProgramLogSize");
-    find(log, "nvrtcGetProgramLog");
-    find(binary_size, "nvrtcGetCUBINSize");
-    find(binary, "nvrtcGetCUBIN");
+  Driver() : library_(dlopen(kLibrary, RTLD_NOW)) {
     find(load, "cuModuleLoadData");
     find(function, "cuModuleGetFunction");
     find(launch, "cuLaunchKernel");
@@ -81,44 +79,67 @@ class KernelLibraries {
 
   template <class Function>
   void find(Function& function, const char* name) {
-    function = reinterpret_cast<Function>(dlsym(library_, name));
-    TORCH_CHECK(function != nullptr, "libcaffe2_nvrtc.so lacks ", name);
+    if (library_ != nullptr) {
+      function = reinterpret_cast<Function>(dlsym(library_, name));
+    }
+    TORCH_CHECK(function != nullptr, kLibrary, " lacks ", name);
   }
 
   void* library_;
 };
 
-// The machine code of `source` for a device.
-std::vector<char> compiled(const std::string& source, CUdevice device) {
-  const auto& nvrtc = KernelLibraries::get();
+std::string architecture_of(CUdevice device) {
+  const auto& driver = Driver::get();
   int major = 0, minor = 0;
-  nvrtc.attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
-  nvrtc.attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
-  const std::string architecture =
-      "--gpu-architecture=sm_" + std::to_string(10 * major + minor);
-  const char* options[] = {architecture.c_str(), "--std=c++17"};
-  KernelLibraries::Program program = nullptr;
-  int failed =
-      nvrtc.create(&program, source.c_str(), "kernel.cu", 0, nullptr, nullptr);
-  if (failed == 0) failed = nvrtc.compile(program, 2, options);
-  size_t size = 0;
-  if (failed != 0) {
-    std::string text;
-    if (program != nullptr && nvrtc.log_size(program, &size) == 0) {
-      text.resize(size);
-      nvrtc.log(program, text.data());
-    }
-    TORCH_CHECK(
-        false, "NVRTC cannot compile a kernel for sm_", 10 * major + minor,
-        " (error ", failed, "):\n", text);
+  driver.check(
+      driver.attribute(
+          &major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
+      "architecture");
+  driver.check(
+      driver.attribute(
+          &minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
+      "architecture");
+  return "sm_" + std::to_string(10 * major + minor);
+}
+
+// Whether the driver takes the code. Throws for other errors.
+bool takes_code(CUresult result) {
+  switch (result) {
+    case CUDA_ERROR_INVALID_IMAGE:
+    case CUDA_ERROR_NO_BINARY_FOR_GPU:
+    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
+      return false;
+    default:
+      Driver::get().check(result, "loading");
+      return true;
   }
-  std::vector<char> code;
-  if (nvrtc.binary_size(program, &size) == 0) {
-    code.resize(size);
-    nvrtc.binary(program, code.data());
+}
+
+// The kernels of `source` for a device whose context is current.
+CUmodule loaded_module(std::string_view source, CUdevice device) {
+  const nvrtc::KernelCompiler& kernel_compiler = compiler();
+  const nvrtc::KernelRecipe recipe{
+      .source = source,
+      .architecture = architecture_of(device),
+      .compiler = kernel_compiler.version(),
+      .options = {"--std=c++17"}};
+  const auto& driver = Driver::get();
+  CUmodule module = nullptr;
+  CUresult result = CUDA_SUCCESS;
+  const bool taken = cache().load(
+      recipe, [&] { return kernel_compiler.compile(recipe); },
+      [&](const std::string& code) {
+        result = driver.load(&module, code.data());
+        return takes_code(result);
+      });
+  if (!taken) {
+    throw nvrtc::KernelsUnavailable(
+        "the driver refuses what " + kernel_compiler.version() +
+            " compiles for " + recipe.architecture + ": " +
+            driver.reason_of(result),
+        "install a driver as new as LibTorch's CUDA");
   }
-  nvrtc.destroy(&program);
-  return code;
+  return module;
 }
 
 // The code of one device.
@@ -137,26 +158,38 @@ LoadedKernels& kernels_of_device(int index) {
   return devices[index];
 }
 
+// The device of the calling thread, with its context current.
+CUdevice current_cuda_device(int index) {
+  const auto& driver = Driver::get();
+  CUdevice device = 0;
+  driver.check(driver.device(&device, index), "device");
+  CUcontext context = nullptr;
+  driver.check(driver.context(&context), "context");
+  if (context == nullptr) {  // a thread that has not computed there yet
+    driver.check(driver.make_context(&context, device), "context");
+    driver.check(driver.set_context(context), "context");
+  }
+  return device;
+}
+
+// The lock of `loaded` is held.
+CUmodule
+module_of(LoadedKernels& loaded, std::string_view source, int device_index) {
+  compiler();  // first: it says why the library of both is missing
+  const CUdevice device = current_cuda_device(device_index);
+  auto& code = loaded.modules[source.data()];
+  if (code == nullptr) code = loaded_module(source, device);
+  return code;
+}
+
 CUfunction kernel_of(std::string_view source, const std::string& name) {
-  const auto& driver = KernelLibraries::get();
   const int index = c10::cuda::current_device();
   LoadedKernels& loaded = kernels_of_device(index);
   const std::lock_guard lock(loaded.mutex);
-  CUdevice device = 0;
-  driver.check(driver.device(&device, index), name);
-  CUcontext context = nullptr;
-  driver.check(driver.context(&context), name);
-  if (context == nullptr) {  // a thread that has not computed there yet
-    driver.check(driver.make_context(&context, device), name);
-    driver.check(driver.set_context(context), name);
-  }
-  auto& code = loaded.modules[source.data()];
-  if (code == nullptr) {
-    const auto binary = compiled(std::string(source), device);
-    driver.check(driver.load(&code, binary.data()), name);
-  }
+  const CUmodule code = module_of(loaded, source, index);
   auto& function = loaded.functions[{code, name}];
   if (function == nullptr) {
+    const auto& driver = Driver::get();
     driver.check(driver.function(&function, code, name.c_str()), name);
   }
   return function;
@@ -164,11 +197,23 @@ CUfunction kernel_of(std::string_view source, const std::string& name) {
 
 }  // namespace
 
+std::string prepare_kernels(std::string_view source) {
+  const int index = c10::cuda::current_device();
+  LoadedKernels& loaded = kernels_of_device(index);
+  const std::lock_guard lock(loaded.mutex);
+  try {
+    module_of(loaded, source, index);
+  } catch (const nvrtc::KernelsUnavailable& unavailable) {
+    return unavailable.what();
+  }
+  return {};
+}
+
 void launch_kernel(
     std::string_view source, const std::string& name, int64_t blocks,
     int threads, void** arguments) {
   const CUfunction kernel = kernel_of(source, name);
-  const auto& driver = KernelLibraries::get();
+  const auto& driver = Driver::get();
   driver.check(
       driver.launch(
           kernel, static_cast<unsigned>(blocks), 1, 1,

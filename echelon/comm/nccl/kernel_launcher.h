@@ -8,6 +8,9 @@
 
 namespace echelon::nccl {
 
+/// echelon::prepare_kernels (accelerator.h), behind the table of functions.
+std::string prepare_kernels(std::string_view source);
+
 /// echelon::launch_kernel (accelerator.h), behind the table of functions.
 void launch_kernel(
     std::string_view source, const std::string& name, int64_t blocks,

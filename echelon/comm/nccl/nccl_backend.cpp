@@ -107,6 +107,10 @@ void synchronize_current_stream(c10::DeviceType type) {
   plugin(type).synchronize_current_stream();
 }
 
+std::string prepare_kernels(std::string_view source) {
+  return plugin(DeviceKind::cuda).prepare_kernels(source);
+}
+
 void launch_kernel(
     std::string_view source, const std::string& name, int64_t blocks,
     int threads, void** arguments) {

@@ -38,8 +38,14 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
 }
 
 constexpr Plugin kPlugin{
-    Plugin::kVersion,           c10::DeviceType::CUDA, device_count, set_device,
-    synchronize_current_stream, make_backend,          launch_kernel};
+    Plugin::kVersion,
+    c10::DeviceType::CUDA,
+    device_count,
+    set_device,
+    synchronize_current_stream,
+    make_backend,
+    prepare_kernels,
+    launch_kernel};
 
 }  // namespace
 }  // namespace echelon::nccl

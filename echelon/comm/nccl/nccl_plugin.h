@@ -15,7 +15,7 @@ namespace echelon::nccl {
 
 struct Plugin {
   /// Changed with the table: a library of another version is refused.
-  static constexpr int kVersion = 3;
+  static constexpr int kVersion = 4;
 
   int version;
   c10::DeviceType device_type;
@@ -25,6 +25,7 @@ struct Plugin {
   c10::intrusive_ptr<c10d::Backend> (*make_backend)(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
       std::chrono::milliseconds timeout, int device_index);
+  std::string (*prepare_kernels)(std::string_view source);
   void (*launch_kernel)(
       std::string_view source, const std::string& name, int64_t blocks,
       int threads, void** arguments);

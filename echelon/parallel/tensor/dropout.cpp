@@ -23,7 +23,6 @@
 
 #include "echelon/error.h"
 #include "echelon/kernels/elementwise.h"
-#include "echelon/layers/computing_device.h"
 #include "echelon/layers/philox.h"
 #include "echelon/text/format.h"
 
@@ -360,7 +359,7 @@ Tensor detail::keep_mask(
     const Tensor& x, const Tensor& keys, const DropoutSource& source,
     const DropoutPlace& place) {
   const auto mask_options = x.options().dtype(torch::kBool);
-  if (computing_device(x) == torch::kCUDA) {
+  if (kernels::takes_dropout_mask(x)) {
     return mask_by_kernel(x, keys, source, place);
   }
   if (x.is_meta()) return at::empty(x.sizes(), mask_options);
