@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/layers/channels_last.h"
 #include "echelon/layers/computing_device.h"
 #include "echelon/layers/low_precision.h"
 #include "echelon/models/build.h"
@@ -47,28 +48,18 @@ std::shared_ptr<RowParallelLinear> scores_of_channels(
 
 // Convolutions of so few channels take a third less time on CPUs when the
 // channels of a pixel lie together, if freed memory is kept (else about the
-// same); pooling and ReLU keep that order. Residual networks gain nothing.
+// same); pooling and ReLU keep that order. Residual networks gain nothing on
+// CPUs.
 bool gains_by_channels_last(const torch::Tensor& x) {
-  return computing_device(x) == torch::kCPU &&
-         x.scalar_type() == torch::kFloat32;
+  return prefers_channels_last(x) || (computing_device(x) == torch::kCPU &&
+                                      x.scalar_type() == torch::kFloat32);
 }
 
-// With one channel both orders are the same memory, and only the strides tell
-// operators which one to keep.
-torch::Tensor with_channels_last(const torch::Tensor& x) {
-  if (!gains_by_channels_last(x)) return x;
-  if (x.dim() != 4 || x.size(1) != 1) {
-    return x.contiguous(at::MemoryFormat::ChannelsLast);
-  }
-  return x.contiguous()
-      .view({x.size(0), x.size(2), x.size(3), 1})
-      .permute({0, 3, 1, 2});
-}
-
-// Gradients from the flat layer and from another stage come in the other order,
-// for which the backward of pooling would copy its whole input twice.
+// Gradients from a flat layer, from a mean and from another stage come in the
+// other order, for which the backward of pooling would copy its whole input
+// twice.
 torch::Tensor gradients_with_channels_last(const torch::Tensor& y) {
-  if (y.requires_grad() && gains_by_channels_last(y)) {
+  if (y.requires_grad()) {
     y.register_hook([](const torch::Tensor& gradient) {
       return gradient.contiguous(at::MemoryFormat::ChannelsLast);
     });
@@ -86,8 +77,10 @@ void add_conv(
             shape, parallel, name, from, Channels::sharded);
       },
       [](ParallelConv2d& conv, const torch::Tensor& x) {
-        return gradients_with_channels_last(
-            at::max_pool2d(at::relu(conv.forward(with_channels_last(x))), 2));
+        const bool last = gains_by_channels_last(x);
+        const auto y = at::max_pool2d(
+            at::relu(conv.forward(last ? with_channels_last(x) : x)), 2);
+        return last ? gradients_with_channels_last(y) : y;
       });
 }
 
@@ -224,7 +217,10 @@ class ResidualBlock : public torch::nn::Module {
 
 // [batch, channels, h, w] -> [batch, channels]. LibTorch would sum in the dtype
 // of x, and the sum over a large image overflows fp16.
-torch::Tensor mean_of_pixels(const torch::Tensor& x) {
+torch::Tensor mean_of_pixels(const torch::Tensor& images) {
+  const auto x = prefers_channels_last(images)
+                     ? gradients_with_channels_last(images)
+                     : images;
   if (!is_low_precision(x.scalar_type())) {
     return at::adaptive_avg_pool2d(x, {1, 1}).flatten(1);
   }

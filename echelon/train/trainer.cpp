@@ -15,6 +15,7 @@
 #include "echelon/train/trainer.h"
 #include "echelon/report/report.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -270,6 +271,11 @@ Loop::Loop(
       shots_(
           world, groups_.mesh(), *recorder_, folder_, job.train.watch_seconds),
       non_finite_(job.train.on_non_finite) {
+  if (!world.device().is_cpu()) {
+    // The images of a run have one shape: cuDNN tries its ways of convolving
+    // them at their first batch, and keeps the fastest.
+    at::globalContext().setBenchmarkCuDNN(is_image(data_.train->spec()));
+  }
   const double began = seconds();
   build(job);
   const double build_seconds = seconds() - began;

@@ -3,8 +3,11 @@
 #include <torch/torch.h>
 
 #include <atomic>
+#include <optional>
+#include <vector>
 
 #include "echelon/counting/layer_cost.h"
+#include "echelon/layers/channels_last.h"
 #include "echelon/layers/network.h"
 #include "echelon/models/make_network.h"
 #include "tests/parallel/tensor/parts.h"
@@ -68,22 +71,24 @@ INSTANTIATE_TEST_SUITE_P(
       return info.param.name + std::to_string(info.index);
     });
 
-TEST_P(TensorParallelModel, EqualsThatOfOneDevice) {
-  const auto one = build(GetParam(), {});
+// One device computes with channels first, ranks with them last if asked.
+void expect_equals_one_device(
+    const Model& model, const std::vector<int>& degrees, bool channels_last) {
+  const auto one = build(model, {});
   parity::NamedTensors full;
   for (const auto& item : one->named_parameters()) {
     full[item.key()] = item.value();
   }
-  const auto x = batch_of(GetParam());
+  const auto x = batch_of(model);
   const auto scores = step(*one, x);
   const auto buffers = one->named_buffers();
 
-  const bool large = std::string(GetParam().name).starts_with("resnet");
-  for (const int ranks :
-       large ? std::vector<int>{2, 3} : std::vector<int>{1, 2, 3, 4}) {
+  std::optional<ChannelsLastEverywhere> everywhere;
+  if (channels_last) everywhere.emplace();
+  for (const int ranks : degrees) {
     SCOPED_TRACE(ranks);
     parity::on_ranks({ranks, {}}, [&](const TensorParallel& parallel) {
-      const auto network = build(GetParam(), parallel);
+      const auto network = build(model, parallel);
       const auto shards = shards_of(*network);
       for (const auto& item : network->named_parameters()) {
         const auto& shard = shards.at(item.key()).shard;
@@ -104,6 +109,58 @@ TEST_P(TensorParallelModel, EqualsThatOfOneDevice) {
       }
     });
   }
+}
+
+TEST_P(TensorParallelModel, EqualsThatOfOneDevice) {
+  const bool large = std::string(GetParam().name).starts_with("resnet");
+  expect_equals_one_device(
+      GetParam(), large ? std::vector<int>{2, 3} : std::vector<int>{1, 2, 3, 4},
+      false);
+}
+
+// So GPUs compute in 16 bits.
+TEST_P(TensorParallelModel, EqualsThatOfOneDeviceWithChannelsLast) {
+  expect_equals_one_device(GetParam(), {1, 2, 3}, true);
+}
+
+// No layer of an image network brings its images back into the other order,
+// forward or backward.
+TEST_P(TensorParallelModel, ImagesStayChannelsLast) {
+  if (GetParam().input.size() != 3) GTEST_SKIP() << "no images";
+  const ChannelsLastEverywhere everywhere;
+  const auto last = [](const Tensor& images) {
+    return images.dim() != 4 ||
+           images.is_contiguous(at::MemoryFormat::ChannelsLast);
+  };
+  parity::on_ranks({2, {}}, [&](const TensorParallel& parallel) {
+    const auto list = model_layers(
+        options_of(GetParam()), GetParam().input, kClasses, parallel);
+    Tensor y = with_channels_last(batch_of(GetParam()));
+    std::vector<BuiltLayer> built;
+    for (const auto& layer : list.layers()) {
+      built.push_back(layer.build());
+      torch::NoGradGuard no_grad;
+      for (auto& one : built.back().module->parameters()) {
+        one.copy_(parity::random(one.sizes(), 1));
+      }
+      built.back().module->to(torch::kFloat64);
+    }
+    std::vector<Tensor> images;
+    for (const auto& layer : built) {
+      y = layer.forward({y})[0];
+      images.push_back(y);
+    }
+    // After those of the layers themselves.
+    for (size_t i = 0; i < images.size(); ++i) {
+      const auto& name = list.layers()[i].name;
+      EXPECT_TRUE(last(images[i])) << name << ": " << images[i].strides();
+      images[i].register_hook([&last, name](const Tensor& gradient) {
+        EXPECT_TRUE(last(gradient))
+            << "gradient of " << name << ": " << gradient.strides();
+      });
+    }
+    y.sum().backward();
+  });
 }
 
 // The flops of all ranks together are those of one device.

@@ -7,13 +7,18 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <ATen/record_function.h>
+
 #include <atomic>
 #include <barrier>
 #include <cctype>
 #include <chrono>
 #include <latch>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
+#include <string>
 #include <thread>
 
 #include "echelon/memory_plan/memory_plan.h"
@@ -192,6 +197,65 @@ TEST(OnTheTestDevice, ProductsOfFloat32AreTf32WhereAJobSaysSo) {
     EXPECT_EQ(
         at::globalContext().allowTF32CuBLAS(), compute == ComputeDtype::tf32);
   }
+  for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
+}
+
+// On devices that are not CPUs, convolutions of 16 bits get images with
+// channels last, and cuDNN tries its algorithms.
+TEST(OnTheTestDevice, ImagesOf16BitsHaveChannelsLast) {
+  TempFolder folder;
+  const auto convolutions = [&](ComputeDtype compute) {
+    static std::mutex mutex;
+    static std::set<bool> last;
+    last.clear();
+    const auto callback = at::addGlobalCallback(
+        at::RecordFunctionCallback(
+            [](const at::RecordFunction& call)
+                -> std::unique_ptr<at::ObserverContext> {
+              if (std::string(call.name()) == "aten::conv2d") {
+                const std::lock_guard lock(mutex);
+                last.insert(
+                    call.inputs()[0].toTensor().suggest_memory_format() ==
+                    torch::MemoryFormat::ChannelsLast);
+              }
+              return nullptr;
+            })
+            .needsInputs(true));
+    for (const auto& model : {kSimpleCnn, kResnet18}) {
+      Job job = job_of(model, "");
+      job.layout = parse_layout("dp=2");
+      job.precision.compute = compute;
+      run_ranks(
+          2,
+          [&](World& world) {
+            at::set_num_threads(1);
+            SmallRun(job, world).train(0, 2);
+          },
+          on_test_device());
+    }
+    at::removeCallback(callback);
+    for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
+    return last;
+  };
+  EXPECT_EQ(convolutions(ComputeDtype::bf16), std::set<bool>{true});
+  EXPECT_EQ(convolutions(ComputeDtype::same), std::set<bool>{false});
+}
+
+TEST(OnTheTestDevice, CudnnTriesItsAlgorithmsOnImagesAlone) {
+  TempFolder folder;
+  const auto tries = [&](const ModelOptions& model) {
+    Job job = job_of(model, write_tokens(folder));
+    job.train.steps = 1;
+    run_ranks(
+        1,
+        [&](World& world) {
+          train(job, world, folder.path() + "/" + model.name, nullptr);
+        },
+        on_test_device());
+    return at::globalContext().benchmarkCuDNN();
+  };
+  EXPECT_TRUE(tries(kSimpleCnn));
+  EXPECT_FALSE(tries(tiny_gpt()));
   for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
 }
 

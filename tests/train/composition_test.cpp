@@ -22,6 +22,7 @@
 #include <set>
 #include <sstream>
 
+#include "echelon/layers/channels_last.h"
 #include "echelon/train/verify.h"
 #include "tests/support/places.h"
 #include "tests/support/temp_folder.h"
@@ -166,6 +167,23 @@ TEST(Composition, EveryLayoutEqualsOneDevice) {
   const auto path = source_path("doc/composition.md");
   if (update) write_table(path, rows);
   compare_table(path, rows);
+}
+
+// GPUs compute so in 16 bits: through tensor-parallel convolutions, pipelines,
+// statistics over ranks, and recompute.
+TEST(Composition, ImagesWithChannelsLastEqualOneDevice) {
+  const ChannelsLastEverywhere everywhere;
+  for (const auto& model : {kSimpleCnn, kResnet18}) {
+    for (const char* layout : {"dp=2", "tp=2,pp=2", "pp=3", "fsdp=2,tp=2"}) {
+      Job job = job_of(model, "");
+      job.layout = parse_layout(layout);
+      job.pipeline.microbatches = model.name == "resnet18" ? 1 : 4;
+      for (const auto recompute : {Recompute::none, Recompute::all}) {
+        job.memory.recompute = recompute;
+        run({job, "channels last"});
+      }
+    }
+  }
 }
 
 }  // namespace echelon::composition_test

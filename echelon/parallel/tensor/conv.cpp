@@ -9,6 +9,7 @@
 
 #include "echelon/comm/differentiable.h"
 #include "echelon/error.h"
+#include "echelon/layers/channels_last.h"
 #include "echelon/layers/low_precision.h"
 #include "echelon/text/format.h"
 
@@ -72,25 +73,38 @@ torch::Tensor ParallelConv2d::convolve(
   return at::conv2d(x, weight, own_bias, shape_.stride, shape_.kernel / 2);
 }
 
-torch::Tensor ParallelConv2d::forward(const torch::Tensor& x) {
+// Collectives send contiguous tensors. Of images with channels last they send
+// [n, h, w, channels], so that results have channels last too, and a sum over
+// ranks transposes nothing. All ranks decide alike, whatever strides their own
+// channels have.
+torch::Tensor ParallelConv2d::forward(const torch::Tensor& given) {
+  const bool last = prefers_channels_last(given);
+  const auto x = last ? with_channels_last(given) : given;
   const Group& group = parallel_.group;
   if (parallel_.size() == 1) return convolve(x, bias);
+  const int64_t dim = last ? 3 : kChannelDim;
+  const auto sent = [last](const torch::Tensor& images) {
+    return last ? images.permute({0, 2, 3, 1}) : images;
+  };
+  const auto received = [last](const torch::Tensor& images) {
+    return last ? images.permute({0, 3, 1, 2}) : images;
+  };
   const auto outputs = even_split(shape_.out, parallel_.size());
   if (!shards_inputs_) {
     const auto all = from_ == Channels::replicated
-                         ? copy_to(x, group, label_)
+                         ? copy_to(sent(x), group, label_)
                          : all_gather(
-                               x, group, kChannelDim,
+                               sent(x), group, dim,
                                even_split(shape_.in, parallel_.size()), label_);
-    const auto y = convolve(all, bias);
+    const auto y = convolve(received(all), bias);
     return to_ == Channels::sharded
                ? y
-               : gather_from(y, group, kChannelDim, outputs, label_);
+               : received(gather_from(sent(y), group, dim, outputs, label_));
   }
-  auto y = convolve(x, {});
-  y = to_ == Channels::sharded
-          ? reduce_scatter(y, group, kChannelDim, outputs, label_)
-          : reduce_from(y, group, label_);
+  auto y = sent(convolve(x, {}));
+  y = received(
+      to_ == Channels::sharded ? reduce_scatter(y, group, dim, outputs, label_)
+                               : reduce_from(y, group, label_));
   return bias.defined() ? y + bias.view({1, -1, 1, 1}) : y;
 }
 

@@ -60,7 +60,8 @@ class ParallelConv2d : public ShardedModule {
       Channels from, Channels to);
 
   /// x [batch, in or in_r, h, w] -> [batch, out or out_r, ceil(h / stride), …].
-  /// Every rank of the group calls this.
+  /// Every rank of the group calls this. x becomes channels last where that is
+  /// faster (prefers_channels_last), and the result is so too.
   torch::Tensor forward(const torch::Tensor& x);
 
   bool shards_inputs() const { return shards_inputs_; }

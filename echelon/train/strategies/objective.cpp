@@ -17,6 +17,7 @@
 
 #include "echelon/comm/differentiable.h"
 #include "echelon/error.h"
+#include "echelon/layers/channels_last.h"
 #include "echelon/layers/low_precision.h"
 #include "echelon/layout/shard.h"
 #include "echelon/parallel/tensor/vocab.h"
@@ -48,10 +49,25 @@ scores_of(const Tensors& outputs, int64_t dimension, int64_t classes) {
                      : format("[samples, tokens, {}]", classes)));
 }
 
+constexpr bool kNonBlocking = true;
+
+// A copy between the host and a device that also changes the dtype changes it
+// on the host, which waits. So devices get the numbers as they are, and round
+// them, and bring images in the order that convolutions want, in one pass.
+torch::Tensor inputs_on_device(
+    const torch::Tensor& inputs, torch::Device device, torch::Dtype dtype) {
+  const auto there = inputs.to(device, kNonBlocking);
+  if (!prefers_channels_last(inputs.dim(), dtype, device.type())) {
+    return there.to(dtype);
+  }
+  return with_channels_last(there.to(
+      dtype, /*non_blocking=*/false, /*copy=*/false,
+      at::MemoryFormat::ChannelsLast));
+}
+
 Batch on_device(const Batch& batch, torch::Device device, torch::Dtype dtype) {
-  constexpr bool kNonBlocking = true;
   Batch ready = batch;
-  ready.inputs = batch.inputs.to(device, dtype, kNonBlocking);
+  ready.inputs = inputs_on_device(batch.inputs, device, dtype);
   ready.targets = batch.targets.to(device, kNonBlocking);
   for (auto& tensor : ready.more) {
     tensor = tensor.is_floating_point() ? tensor.to(device, dtype, kNonBlocking)
@@ -461,6 +477,10 @@ std::shared_ptr<const Objective> next_token(
     int64_t vocabulary, const TensorParallel& parallel,
     bool every_target_counts) {
   return std::make_shared<NextToken>(vocabulary, parallel, every_target_counts);
+}
+
+bool is_image(const SampleSpec& spec) {
+  return spec.input_shape.size() == 3 && c10::isFloatingType(spec.input_dtype);
 }
 
 bool is_text(const SampleSpec& spec) {

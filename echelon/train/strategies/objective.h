@@ -170,7 +170,8 @@ class TrainingObjective {
   bool counts_units() const { return objective_->counts_units(); }
   bool needs_whole_batch() const { return objective_->needs_whole_batch(); }
 
-  /// `batch` on `device` as the model takes it: samples in `dtype`, tokens and
+  /// `batch` on `device` as the model takes it: samples in `dtype`, images with
+  /// channels last where that is faster (layers/channels_last.h), tokens and
   /// other ids as int64. In a context-parallel group, tokens and targets (also
   /// further ones with a number for each token) are those of this rank, and
   /// documents are whole. Where tokens are sharded or
@@ -250,6 +251,8 @@ std::shared_ptr<const Objective> next_token(
 /// Whether the data is text, for the next-token objective: inputs and targets
 /// are one whole number for each position of a sequence.
 bool is_text(const SampleSpec& spec);
+/// Whether samples are images [channels, h, w], or what looks so.
+bool is_image(const SampleSpec& spec);
 /// The objective that comes with Echelon for such data.
 std::shared_ptr<const Objective> objective_for(
     const SampleSpec& spec, int64_t classes, const TensorParallel& parallel);

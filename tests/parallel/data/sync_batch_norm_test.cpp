@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "echelon/comm/world.h"
+#include "echelon/layers/channels_last.h"
 #include "tests/parallel/data/nets.h"
 #include "tests/support/error_text.h"
 #include "tests/support/parity.h"
@@ -26,6 +27,7 @@ struct Case {
   bool affine = true;
   std::optional<double> momentum = 0.1;
   torch::Dtype dtype = torch::kFloat64;
+  bool channels_last = false;
 };
 
 void PrintTo(const Case& test, std::ostream* out) {
@@ -80,6 +82,7 @@ TEST_P(Sync, IsBatchNormOverTheWholeBatch) {
     for (int step = 0; step < 2; ++step) {
       // A mean far from zero and a scale for each channel.
       Tensor x = (parity::random(shape, step) * 3 + 5).to(test.dtype);
+      if (test.channels_last) x = with_channels_last(x);
       const Tensor w = parity::random(shape, 10 + step).to(test.dtype);
       x.requires_grad_();
       Tensor part = x.detach().narrow(0, begin, own).clone().requires_grad_();
@@ -94,6 +97,11 @@ TEST_P(Sync, IsBatchNormOverTheWholeBatch) {
       };
       EXPECT_TRUE(close(actual, expected.narrow(0, begin, own)));
       EXPECT_TRUE(close(part.grad(), x.grad().narrow(0, begin, own)));
+      if (test.channels_last) {
+        EXPECT_TRUE(actual.is_contiguous(torch::MemoryFormat::ChannelsLast));
+        EXPECT_TRUE(
+            part.grad().is_contiguous(torch::MemoryFormat::ChannelsLast));
+      }
       if (test.affine) {
         for (const auto& name : {"weight", "bias"}) {
           Tensor sum = sync->named_parameters()[name].grad().clone();
@@ -117,8 +125,9 @@ INSTANTIATE_TEST_SUITE_P(
     Shapes, Sync,
     testing::Combine(
         testing::Values(
-            Case{"flat", {}}, Case{"image", {2, 3}}, Case{"volume", {2, 1, 2}},
-            Case{"not_affine", {4}, false},
+            Case{"flat", {}}, Case{"image", {2, 3}},
+            Case{.name = "last", .rest = {2, 3}, .channels_last = true},
+            Case{"volume", {2, 1, 2}}, Case{"not_affine", {4}, false},
             Case{"cumulative", {2}, true, std::nullopt},
             Case{"float32", {2, 3}, true, 0.1, torch::kFloat32}),
         testing::ValuesIn(ranks_of({1, 2, 3, 4}))),

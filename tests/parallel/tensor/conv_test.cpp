@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "echelon/layers/channels_last.h"
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 
@@ -51,7 +52,7 @@ void expect_plain(
       plain, [&](const Tensor& x) { return layer.forward(x); });
 }
 
-TEST_P(ConvParity, EverySharding) {
+void expect_every_sharding(const parity::Way& way) {
   const std::vector<ConvShape> shapes = {
       {.in = 8, .out = 8},
       {.in = 5, .out = 7},                            // by outputs
@@ -59,7 +60,7 @@ TEST_P(ConvParity, EverySharding) {
       {.in = 5, .out = 9, .kernel = 1, .stride = 2},  // by inputs
       {.in = 4, .out = 6, .kernel = 5, .stride = 3, .bias = false},
   };
-  parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
+  parity::on_ranks(way, [&](const TensorParallel& parallel) {
     for (const auto& shape : shapes) {
       for (const auto from : {Channels::replicated, Channels::sharded}) {
         for (const auto to : {Channels::replicated, Channels::sharded}) {
@@ -69,6 +70,60 @@ TEST_P(ConvParity, EverySharding) {
       }
     }
   });
+}
+
+TEST_P(ConvParity, EverySharding) {
+  expect_every_sharding(GetParam());
+}
+
+// GPUs convolve so in 16 bits. Some ranks have one channel, whose strides do
+// not tell the order.
+TEST_P(ConvParity, EveryShardingWithChannelsLast) {
+  const ChannelsLastEverywhere everywhere;
+  expect_every_sharding(GetParam());
+}
+
+TEST_P(ConvParity, ChannelsStayLast) {
+  const ChannelsLastEverywhere everywhere;
+  const auto last = [](const Tensor& images) {
+    return images.is_contiguous(at::MemoryFormat::ChannelsLast) &&
+           !images.is_contiguous();
+  };
+  parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
+    for (const ConvShape& shape :
+         {ConvShape{.in = 8, .out = 8}, ConvShape{.in = 8, .out = 17}}) {
+      for (const auto from : {Channels::replicated, Channels::sharded}) {
+        for (const auto to : {Channels::replicated, Channels::sharded}) {
+          ParallelConv2d layer(shape, parallel, "conv", from, to);
+          parity::give_parts(layer, kSeed);
+          const auto x =
+              with_channels_last(
+                  part_of(
+                      parity::random({2, shape.in, 7, 6}, 1), from, parallel))
+                  .requires_grad_();
+          const auto y = layer.forward(x);
+          EXPECT_TRUE(last(y)) << y.strides();
+          const auto gradient = torch::autograd::grad(
+              {y}, {x}, {with_channels_last(torch::ones_like(y))});
+          EXPECT_TRUE(last(gradient[0])) << gradient[0].strides();
+        }
+      }
+    }
+  });
+}
+
+TEST(ParallelConv, OrderIsThatOfTheDeviceAndTheDtype) {
+  const auto images = [](torch::Dtype dtype, torch::Device device) {
+    return torch::empty({2, 3, 4, 5}, torch::dtype(dtype).device(device));
+  };
+  EXPECT_FALSE(prefers_channels_last(images(torch::kBFloat16, torch::kCPU)));
+  EXPECT_FALSE(prefers_channels_last(images(torch::kBFloat16, torch::kMeta)));
+  const CountedFor gpu(torch::kCUDA);
+  EXPECT_TRUE(prefers_channels_last(images(torch::kBFloat16, torch::kMeta)));
+  EXPECT_TRUE(prefers_channels_last(images(torch::kHalf, torch::kMeta)));
+  EXPECT_FALSE(prefers_channels_last(images(torch::kFloat32, torch::kMeta)));
+  EXPECT_FALSE(
+      prefers_channels_last(images(torch::kBFloat16, torch::kMeta)[0]));
 }
 
 TEST(ParallelConv, SendsTheSmallerTensor) {

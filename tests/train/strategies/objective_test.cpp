@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "echelon/comm/mesh_groups.h"
+#include "echelon/layers/channels_last.h"
 #include "echelon/train/strategies/parallel_model.h"
 #include "tests/support/error_text.h"
 #include "tests/support/parity.h"
@@ -148,6 +149,39 @@ TEST(NextToken, TokensStayIntegers) {
           .prepared(batch, torch::kCPU, torch::kFloat64)
           .inputs.scalar_type(),
       torch::kFloat64);
+}
+
+// As for a GPU in 16 bits. Of one channel the strides tell the order.
+TEST(Classification, BringsImagesInTheOrderOfConvolutions) {
+  const auto objective = on_one_rank(classification(10));
+  for (const int64_t channels : {1, 3}) {
+    Batch batch;
+    batch.inputs = torch::arange(6 * channels * 20).view({6, channels, 4, 5});
+    batch.targets = torch::zeros({6}, torch::kInt64);
+    const auto prepared = [&] {
+      return objective.prepared(batch, torch::kCPU, torch::kFloat32).inputs;
+    };
+    EXPECT_TRUE(prepared().is_contiguous());
+    EXPECT_EQ(prepared().stride(1), 20);
+    const ChannelsLastEverywhere everywhere;
+    const auto images = prepared();
+    EXPECT_EQ(images.stride(1), 1);
+    EXPECT_EQ(
+        images.suggest_memory_format(), torch::MemoryFormat::ChannelsLast);
+    EXPECT_EQ(images.scalar_type(), torch::kFloat32);
+    EXPECT_TRUE(images.equal(batch.inputs.to(torch::kFloat32)));
+    batch.inputs = batch.inputs.flatten(1);
+    EXPECT_EQ(prepared().stride(0), channels * 20);
+  }
+}
+
+TEST(Classification, KnowsImagesByTheirThreeDimensions) {
+  SampleSpec spec{.input_shape = {3, 8, 8}};
+  EXPECT_TRUE(is_image(spec));
+  spec.input_dtype = torch::kInt64;
+  EXPECT_FALSE(is_image(spec));
+  EXPECT_FALSE(is_image({.input_shape = {8, 8}}));
+  EXPECT_FALSE(is_image(text_spec()));
 }
 
 TEST(NextToken, IsWhatTextIsFor) {
