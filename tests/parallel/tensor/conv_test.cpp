@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <utility>
 
 #include "echelon/layers/channels_last.h"
 #include "tests/parallel/tensor/parts.h"
@@ -107,6 +108,30 @@ TEST_P(ConvParity, ChannelsStayLast) {
               {y}, {x}, {with_channels_last(torch::ones_like(y))});
           EXPECT_TRUE(last(gradient[0])) << gradient[0].strides();
         }
+      }
+    }
+  });
+}
+
+// Strides of one rank's channels do not tell what the others do.
+TEST_P(ConvParity, RanksMayHaveDifferentStrides) {
+  parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
+    for (const auto from : {Channels::replicated, Channels::sharded}) {
+      for (const auto to : {Channels::replicated, Channels::sharded}) {
+        ParallelConv2d layer({.in = 8, .out = 8}, parallel, "conv", from, to);
+        parity::give_parts(layer, kSeed);
+        const auto step = [&](Tensor x) {
+          x = x.detach().requires_grad_();
+          const auto y = layer.forward(x);
+          return std::pair(y, torch::autograd::grad({y.sin().sum()}, {x})[0]);
+        };
+        const auto x = part_of(parity::random({2, 8, 7, 6}, 1), from, parallel)
+                           .contiguous();
+        const auto [y, gradient] = step(x);
+        const auto [other_y, other_gradient] =
+            step(parallel.rank() == 1 ? with_channels_last(x) : x);
+        parity::expect_tensor("y", y, other_y);
+        parity::expect_tensor("gradient of x", gradient, other_gradient);
       }
     }
   });
