@@ -2,6 +2,7 @@
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/programs.h"
 #include "echelon/error.h"
+#include "echelon/job/check_job.h"
 #include "echelon/job/run_folder.h"
 
 namespace echelon::cli {
@@ -15,13 +16,15 @@ struct SampleArguments {
   int64_t top_k = 0;
   double top_p = 1.0;
   int64_t seed = 0;
+  Overrides overrides;
 };
 
 void require(bool holds, const std::string& flag, const std::string& rule) {
   if (!holds) throw ConfigError("echelon sample: " + flag + " " + rule);
 }
 
-void check_sample(const SampleArguments& arguments) {
+// Returns the run's configuration.
+Job check_sample(const SampleArguments& arguments) {
   require(
       !arguments.prompt.empty(), "--prompt",
       "is empty; give the text to continue");
@@ -32,23 +35,45 @@ void check_sample(const SampleArguments& arguments) {
       arguments.top_p > 0 && arguments.top_p <= 1, "--top-p",
       "must be more than 0 and at most 1");
   require(arguments.seed >= 0, "--seed", "must be 0 or more");
-  const Job job = trained_job(arguments.run);
+  Job job = trained_job(arguments.run);
   if (!is_language_model(job.model)) {
     throw ConfigError(
         arguments.run + ": its model is " + job.model.name +
         ", not a language model; train a gpt or a llama, say");
   }
+  return job;
+}
+
+// Starts the ranks of the layout that the command line gives.
+int sample_on_ranks(
+    Job job, const SampleArguments& arguments,
+    std::vector<std::string> command) {
+  job.layout = {};  // that of the training does not count
+  const ScratchConfig config(job);
+  job = load_job(config.path(), arguments.overrides);
+  job.document = {};  // its places are in a file that goes away
+  check_sampling(job);
+  config.write(job);
+  command.insert(command.begin() + 2, {"--config", config.path()});
+  return launch_echelon_train(command, job.layout.num_ranks(), job.train.ranks);
 }
 
 int sample(const SampleArguments& arguments) {
-  check_sample(arguments);
+  const Job job = check_sample(arguments);
   // The prompt comes last: it may look like a flag.
-  become_echelon_train(
-      {"sample", arguments.run, "--tokens", std::to_string(arguments.tokens),
-       "--temperature", std::to_string(arguments.temperature), "--top-k",
-       std::to_string(arguments.top_k), "--top-p",
-       std::to_string(arguments.top_p), "--seed",
-       std::to_string(arguments.seed), "--prompt", arguments.prompt});
+  const std::vector<std::string> command = {
+      "sample",        arguments.run,
+      "--tokens",      std::to_string(arguments.tokens),
+      "--temperature", std::to_string(arguments.temperature),
+      "--top-k",       std::to_string(arguments.top_k),
+      "--top-p",       std::to_string(arguments.top_p),
+      "--seed",        std::to_string(arguments.seed),
+      "--prompt",      arguments.prompt};
+  const Overrides& overrides = arguments.overrides;
+  if (overrides.layout.empty() && overrides.set.empty()) {
+    become_echelon_train(command);
+  }
+  return sample_on_ranks(job, arguments, command);
 }
 
 }  // namespace
@@ -58,7 +83,8 @@ void add_sample(Command& root) {
       "sample", "continue a text with a trained language model",
       "echelon sample runs/text --prompt \"The layout\"\n"
       "echelon sample runs/text --prompt \"The\" --temperature 0 --tokens 50\n"
-      "echelon sample runs/text/checkpoints/step-00000100 --prompt \"The\"",
+      "echelon sample runs/text/checkpoints/step-00000100 --prompt \"The\"\n"
+      "echelon sample runs/text --prompt \"$(cat book.txt)\" --layout cp=4",
       sample);
   command.positional(
       "RUN", arguments.run,
@@ -82,6 +108,15 @@ void add_sample(Command& root) {
       "--seed", arguments.seed, "S",
       "another seed gives another text "
       "(default: 0)");
+  command.option(
+      "--layout", arguments.overrides.layout, "AXIS=DEGREE,…",
+      "ranks of this host that compute each token together: those of cp have "
+      "parts of the text, those of tp parts of the layers, as in cp=4 or "
+      "cp=2,tp=2 (default: one device)");
+  command.repeated_option(
+      "--set", arguments.overrides.set, "TABLE.KEY=VALUE",
+      "override a value of the run's configuration, as in "
+      "layout.context=ring; may be repeated");
 }
 
 }  // namespace echelon::cli

@@ -84,6 +84,27 @@ class Checker {
     return facts;
   }
 
+  void check_sampling() {
+    for (const Axis axis : kAxes) {
+      if (axis == Axis::cp || axis == Axis::tp) continue;
+      if (job_.layout.degree(axis) == 1) continue;
+      const std::string name(short_name(axis));
+      fail(
+          "layout." + name,
+          "ranks of cp and tp continue a text together, and those of {} have "
+          "no part in that; set {} = 1",
+          name, name);
+    }
+    // The weights say how large the vocabulary is. It is checked with them.
+    JobFacts facts;
+    facts.classes = job_.layout.tp;
+    const auto shape = language_model_shape(job_.model, facts.classes);
+    facts.data.sample_shape = {
+        std::min(job_.data.sequence, shape.max_positions)};
+    check_text_model(facts, job_.layout.tp, "layout.tp");
+    if (job_.layout.cp > 1) check_sequence(facts);
+  }
+
  private:
   // `rule` and its arguments as format() takes them.
   template <class... Arguments>
@@ -829,6 +850,10 @@ JobFacts check_job(const Job& job, int64_t num_ranks) {
 
 JobFacts check_job(const Job& job, int64_t num_ranks, const DataFacts& data) {
   return Checker(job, num_ranks).run(data);
+}
+
+void check_sampling(const Job& job) {
+  Checker(job, job.layout.num_ranks()).check_sampling();
 }
 
 }  // namespace echelon

@@ -28,6 +28,11 @@ JobFacts check_job(const Job& job, int64_t num_ranks);
 /// The same with known facts about the data, whose files are not read.
 JobFacts check_job(const Job& job, int64_t num_ranks, const DataFacts& data);
 
+/// Checks that the ranks of job.layout can continue a text together, as
+/// `echelon sample` does: along cp and tp alone, with a token and heads for
+/// each. Reads no files. Throws ConfigError.
+void check_sampling(const Job& job);
+
 /// The settings that this job's choice of model, data, optimizer … ignores,
 /// although they differ from the default: place, key and why, a line each.
 std::vector<std::string> find_unused_settings(const Job& job);

@@ -54,7 +54,8 @@ constexpr const char* kUsage =
     "                     [--save FOLDER | --resume FOLDER] [--threads N]\n"
     "       echelon-train sample RUN [--tokens N] [--temperature T] [--top-k "
     "K]\n"
-    "                     [--top-p P] [--seed S] --prompt TEXT\n"
+    "                     [--top-p P] [--seed S] [--config CONFIG]\n"
+    "                     [--threads N] --prompt TEXT\n"
     "       echelon-train bench machine --save FILE [--json] [--threads N]\n"
     "       echelon-train bench collectives [--backend local,gloo]\n"
     "                     [--bytes 4096,1048576] [--operations all_reduce]\n"
@@ -311,19 +312,33 @@ int run_verify(Arguments& arguments) {
 int run_sample(Arguments& arguments) {
   const std::string run = arguments.positional("RUN");
   SampleOptions options;
+  // It comes first, since it may look like another argument.
+  options.prompt = arguments.value("--prompt", "");
   options.tokens = arguments.number("--tokens", options.tokens);
   options.temperature =
       arguments.fraction("--temperature", options.temperature);
   options.top_k = arguments.number("--top-k", options.top_k);
   options.top_p = arguments.fraction("--top-p", options.top_p);
   options.seed = static_cast<uint64_t>(arguments.number("--seed", 0));
-  options.prompt = arguments.value("--prompt", "");
+  // The run's configuration with the ranks that continue the text; without it,
+  // one device does.
+  const std::string config = arguments.value("--config", "");
+  const int64_t threads = arguments.number("--threads", 0);
   arguments.end();
-  sample_text(trained_job(run), run, options, [](std::string_view text) {
+  const auto print = [](std::string_view text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
+  };
+  if (config.empty()) {
+    sample_text(trained_job(run), run, options, print);
+    print("\n");
+    return 0;
+  }
+  const Job job = load_job(config);
+  with_world(threads, job.comm, [&](World& world) {
+    sample_text(job, run, world, options, print);
+    if (world.rank() == 0) print("\n");
   });
-  std::printf("\n");
   return 0;
 }
 

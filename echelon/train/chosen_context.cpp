@@ -1,6 +1,5 @@
 #include "echelon/train/chosen_context.h"
 
-#include <cstdio>
 #include <cstdlib>
 
 #include "echelon/predict/context.h"
@@ -8,14 +7,14 @@
 
 namespace echelon {
 
-Job with_chosen_context(Job job, World& world) {
+Job with_chosen_context(Job job, World& world, std::FILE* out) {
   if (job.layout.cp == 1 || !cost::is_open(job.context)) return job;
   std::string told;
   if (world.rank() == 0) {
     const auto choice = predict::choose_context(
         job, world.local_size(), world.device().is_cpu());
-    std::printf("%s\n", choice.why.c_str());
-    std::fflush(stdout);
+    std::fprintf(out, "%s\n", choice.why.c_str());
+    std::fflush(out);
     told = format(
         "{} {}", static_cast<int>(choice.options.way), choice.options.ulysses);
   }

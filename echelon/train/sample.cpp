@@ -1,11 +1,14 @@
 #include "echelon/train/sample.h"
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "echelon/architecture/language_model.h"
@@ -15,9 +18,13 @@
 #include "echelon/data/sources/text.h"
 #include "echelon/data/tokenizer/tokenizer.h"
 #include "echelon/error.h"
+#include "echelon/job/check_job.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
 #include "echelon/text/format.h"
+#include "echelon/train/chosen_context.h"
+#include "echelon/train/strategies/model_source.h"
+#include "echelon/train/strategies/objective.h"
 
 namespace echelon {
 namespace {
@@ -73,45 +80,40 @@ class Printer {
   size_t printed_ = 0;
 };
 
-class Generator {
- public:
-  Generator(
-      const Job& job, const std::string& weights, const Tokenizer& tokenizer)
-      : device_(
-            at::globalContext().hasCUDA() ? torch::Device(torch::kCUDA, 0)
-                                          : torch::Device(torch::kCPU)),
-        vocabulary_(vocabulary_of(base_of(job, weights))),
-        usable_(std::min(vocabulary_, tokenizer.vocab_size())) {
-    const auto shape = language_model_shape(job.model, vocabulary_);
-    window_ = std::min(job.data.sequence, shape.max_positions);
-    network_ = make_network(job.model, {window_}, vocabulary_, job.train.seed);
-    load_weights(*network_, base_of(job, weights));
-    if (job.model.lora.used()) load_adapters(*network_, weights);
-    network_->to(device_);
-    network_->eval();
+torch::Device default_device() {
+  return at::globalContext().hasCUDA() ? torch::Device(torch::kCUDA, 0)
+                                       : torch::Device(torch::kCPU);
+}
+
+TensorParallel parallel_of(const Job& job, World& world) {
+  check_sampling(job);
+  return tensor_parallel(job, mesh_groups(world, job));
+}
+
+/// The row of the token at `position` among the rows of this rank's tokens, on
+/// all ranks of `context`. Their parts are of `sequence` tokens.
+torch::Tensor row_of_token(
+    const torch::Tensor& rows, int64_t position, int64_t sequence,
+    const ContextParallel& context) {
+  if (!context.is_used()) return rows[position];
+  auto row = torch::empty({rows.size(1)}, rows.options());
+  int holder = 0;
+  for (int rank = 0; rank < context.size(); ++rank) {
+    int64_t before = 0;  // rows of the pieces before this one
+    for (const auto& piece : context.pieces_of(sequence, rank)) {
+      if (position >= piece.begin && position < piece.end) {
+        holder = rank;
+        if (rank == context.rank()) {
+          row.copy_(rows[before + position - piece.begin]);
+        }
+      }
+      before += piece.size();
+    }
   }
-
-  /// Scores of the tokens that may follow `ids`.
-  torch::Tensor scores(const std::vector<TokenId>& ids) {
-    const torch::NoGradGuard no_gradients;
-    const auto length =
-        std::min<int64_t>(window_, static_cast<int64_t>(ids.size()));
-    const std::vector<int64_t> seen(ids.end() - length, ids.end());
-    const auto input =
-        torch::tensor(seen, torch::kInt64).view({1, length}).to(device_);
-    const Tensors out = network_->forward(Tensors{input});
-    return out[0][0][length - 1].narrow(0, 0, usable_);
-  }
-
-  int64_t vocabulary() const { return vocabulary_; }
-
- private:
-  torch::Device device_;
-  int64_t vocabulary_;
-  int64_t usable_;  // ids that the tokenizer has as well
-  int64_t window_ = 0;
-  std::shared_ptr<Network> network_;
-};
+  context.group.broadcast(row, holder, {.label = "scores of the last token"})
+      .wait();
+  return row;
+}
 
 std::vector<TokenId> encode_prompt(
     const Tokenizer& tokenizer, const std::string& prompt, int64_t vocabulary) {
@@ -131,7 +133,82 @@ std::vector<TokenId> encode_prompt(
   return ids;
 }
 
+void continue_text(
+    const Job& job, TextModel& model, const Tokenizer& tokenizer,
+    const SampleOptions& options,
+    const std::function<void(std::string_view)>& print) {
+  auto ids = encode_prompt(tokenizer, options.prompt, model.vocabulary());
+  // Ids that the tokenizer has as well.
+  const int64_t usable = std::min(model.vocabulary(), tokenizer.vocab_size());
+  Printer printer(print);
+  printer.show(tokenizer.decode(ids), false);
+  const int64_t own_end = job.data.end_of_text_id;
+  const int64_t end =
+      own_end >= 0 ? own_end : tokenizer.end_of_text().value_or(-1);
+  RandomStream random(RandomUse::sample_text, {options.seed});
+  for (int64_t i = 0; i < options.tokens; ++i) {
+    const auto scores = model.scores({ids.begin(), ids.end()});
+    const int64_t next =
+        choose_token(scores.narrow(0, 0, usable), options, random.uniform());
+    if (next == end) break;
+    ids.push_back(static_cast<TokenId>(next));
+    printer.show(tokenizer.decode(ids), false);
+  }
+  printer.show(tokenizer.decode(ids), true);
+}
+
+void check_text_is_continued(const Job& job, const SampleOptions& options) {
+  check_options(options);
+  if (is_language_model(job.model)) return;
+  throw ConfigError(
+      "sample: the run's model is " + job.model.name +
+      ", which is no language model; train a gpt or a llama, say");
+}
+
 }  // namespace
+
+TextModel::TextModel(const Job& job, const std::string& weights)
+    : TextModel(job, weights, TensorParallel{}, default_device()) {}
+
+TextModel::TextModel(const Job& job, const std::string& weights, World& world)
+    : TextModel(job, weights, parallel_of(job, world), world.device()) {}
+
+TextModel::TextModel(
+    const Job& job, const std::string& weights, TensorParallel parallel,
+    torch::Device device)
+    : parallel_(std::move(parallel)),
+      device_(device),
+      vocabulary_(vocabulary_of(base_of(job, weights))) {
+  const auto shape = language_model_shape(job.model, vocabulary_);
+  window_ = std::min(job.data.sequence, shape.max_positions);
+  const LayerList layers =
+      model_layers(job.model, {window_}, vocabulary_, parallel_);
+  network_ = build_network(layers, 0, layers.size(), job.train.seed);
+  load_weights(*network_, base_of(job, weights));
+  if (job.model.lora.used()) load_adapters(*network_, weights);
+  network_->to(device_);
+  network_->eval();
+}
+
+// Ranks of cp need a token each. A text of fewer is made longer: tokens do not
+// see those behind them.
+torch::Tensor TextModel::scores(const std::vector<int64_t>& ids) {
+  const torch::NoGradGuard no_gradients;
+  const ContextParallel& context = parallel_.context;
+  const auto length =
+      std::min<int64_t>(window_, static_cast<int64_t>(ids.size()));
+  const int64_t sequence = std::max<int64_t>(length, context.size());
+  std::vector<int64_t> seen(ids.end() - length, ids.end());
+  seen.resize(static_cast<size_t>(sequence), 0);
+  const auto tokens =
+      torch::tensor(seen, torch::kInt64).view({1, sequence}).to(device_);
+  Tensors inputs = {context.cut(tokens, 1)};
+  // Documents, whose shape says how long the whole text is.
+  if (context.is_used()) inputs.push_back(torch::zeros_like(tokens));
+  const Tensors out = network_->forward(inputs);
+  const auto row = row_of_token(out[0][0], length - 1, sequence, context);
+  return whole_scores({row}, vocabulary_, parallel_)[0];
+}
 
 // Sorts the tokens by score, applies top_k, then top_p, and takes the token at
 // which the running sum of probabilities passes `uniform`.
@@ -183,29 +260,24 @@ int64_t choose_token(
 void sample_text(
     const Job& job, const std::string& weights, const SampleOptions& options,
     const std::function<void(std::string_view)>& print) {
-  check_options(options);
-  if (!is_language_model(job.model)) {
-    throw ConfigError(
-        "sample: the run's model is " + job.model.name +
-        ", which is no language model; train a gpt or a llama, say");
-  }
+  check_text_is_continued(job, options);
   const auto tokenizer = open_tokenizer(job.data);
-  Generator generator(job, weights, *tokenizer);
-  auto ids = encode_prompt(*tokenizer, options.prompt, generator.vocabulary());
-  Printer printer(print);
-  printer.show(tokenizer->decode(ids), false);
-  const int64_t own_end = job.data.end_of_text_id;
-  const int64_t end =
-      own_end >= 0 ? own_end : tokenizer->end_of_text().value_or(-1);
-  RandomStream random(RandomUse::sample_text, {options.seed});
-  for (int64_t i = 0; i < options.tokens; ++i) {
-    const int64_t next =
-        choose_token(generator.scores(ids), options, random.uniform());
-    if (next == end) break;
-    ids.push_back(static_cast<TokenId>(next));
-    printer.show(tokenizer->decode(ids), false);
-  }
-  printer.show(tokenizer->decode(ids), true);
+  TextModel model(job, weights);
+  continue_text(job, model, *tokenizer, options, print);
+}
+
+void sample_text(
+    const Job& job, const std::string& weights, World& world,
+    const SampleOptions& options,
+    const std::function<void(std::string_view)>& print) {
+  check_text_is_continued(job, options);
+  check_sampling(job);
+  at::set_num_threads(world.compute_threads());
+  const auto tokenizer = open_tokenizer(job.data);
+  TextModel model(with_chosen_context(job, world, stderr), weights, world);
+  continue_text(
+      job, model, *tokenizer, options,
+      world.rank() == 0 ? print : [](std::string_view) {});
 }
 
 }  // namespace echelon

@@ -72,6 +72,42 @@ TEST_F(SampleCommand, ContinuesAPrompt) {
   refused({run, "--prompt", "a", "--top-p", "2"}, 2, "--top-p must be more");
 }
 
+// The text of several ranks is that of one device, and rank 0 alone prints it.
+TEST_F(SampleCommand, RanksContinueAPromptTogether) {
+  const std::string run = trained();
+  const Words words = {
+      run,
+      "--tokens",
+      "12",
+      "--temperature",
+      "0",
+      "--prompt",
+      "all work and no play all"};
+  const std::string expected = sampled(words);
+  EXPECT_EQ(sampled(words + Words{"--layout", "cp=2"}), expected);
+  EXPECT_EQ(
+      sampled(
+          words + Words{"--layout", "cp=2,tp=2"} +
+          set({"layout.context=ulysses", "train.ranks=threads"})),
+      expected);
+  EXPECT_EQ(sampled(words + set({"layout.cp=3"})), expected);
+  // A prompt may look like a flag of the program that the ranks run.
+  EXPECT_THAT(
+      sampled(
+          {run, "--layout", "cp=2", "--set", "train.ranks=threads", "--tokens",
+           "1", "--prompt=--threads"}),
+      StartsWith("--threads"));
+
+  refused(
+      words + Words{"--layout", "fsdp=2,cp=2"}, 2,
+      "[layout] fsdp = 2: ranks of cp and tp continue a text together");
+  refused(words + Words{"--layout", "cp=33"}, 2, "cp may be 32 at most");
+  refused(words + Words{"--layout", "xp=2"}, 2, "xp");
+  refused(
+      words + set({"layout.contxt=ring"}), 2,
+      "unknown key; did you mean \"context\"?");
+}
+
 // The weights are found by the checkpoint, by its run and by the last weights
 // alone, and in another run that began with them and learns nothing.
 TEST_F(SampleCommand, TakesWeightsOfARunOrACheckpoint) {
