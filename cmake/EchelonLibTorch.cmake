@@ -1,5 +1,6 @@
 # LibTorch from a wheel, without its own CMake package: that one asks for a CUDA
-# toolkit. Defines the target echelon_libtorch and ECHELON_WITH_TORCH.
+# toolkit. Defines the target echelon_libtorch, ECHELON_WITH_TORCH and
+# ECHELON_LIBTORCH_VERSION.
 set(ECHELON_WITH_TORCH OFF)
 if(ECHELON_LIBTORCH)
   if(NOT EXISTS "${ECHELON_LIBTORCH}/lib/libtorch_cpu.so")
@@ -9,9 +10,11 @@ if(ECHELON_LIBTORCH)
   set(ECHELON_WITH_TORCH ON)
   file(STRINGS "${ECHELON_LIBTORCH}/include/torch/headeronly/version.h" _lines
     REGEX "define TORCH_VERSION_(MAJOR|MINOR) ")
-  if(NOT "${_lines}" MATCHES "MAJOR 2.*MINOR 11")
-    message(FATAL_ERROR
-      "Echelon is built against LibTorch 2.11; ${ECHELON_LIBTORCH} has: ${_lines}")
+  string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2"
+    ECHELON_LIBTORCH_VERSION "${_lines}")
+  if(NOT ECHELON_LIBTORCH_VERSION MATCHES "^2[.](11|15)$")
+    message(FATAL_ERROR "Echelon is built with LibTorch 2.11 or 2.15; \
+${ECHELON_LIBTORCH} is ${ECHELON_LIBTORCH_VERSION}")
   endif()
 
   # The wheels put CUDA's and NCCL's headers and libraries beside torch/.

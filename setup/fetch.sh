@@ -45,7 +45,7 @@ pip() {
     rm -f "$log"
     say "pip could not fetch the above; what is there already was kept"
     say "run the same command again when the network is back, or set"
-    say "ECHELON_LIBTORCH to the torch/ folder of a PyTorch 2.11.0 that you have"
+    say "ECHELON_LIBTORCH to the torch/ folder of a PyTorch ${version:-2.11.0} that you have"
     return 1
   fi
   rm -f "$log"

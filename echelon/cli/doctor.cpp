@@ -165,11 +165,13 @@ Finding find_libtorch() {
   const std::string version = torch_version(libraries.torch);
   const std::string text =
       version + ", " + fs::path(libraries.torch).parent_path().string();
-  if (!version.starts_with("2.11")) {
+  if (!version.starts_with(format("{}.", build_info::kLibTorch))) {
     return failure(
         text,
-        "echelon needs 2.11; set ECHELON_LIBTORCH to such a copy and "
-        "build again");
+        format(
+            "echelon was built with {}; set ECHELON_LIBTORCH to such a copy "
+            "and build again",
+            build_info::kLibTorch));
   }
   return fine(text);
 }

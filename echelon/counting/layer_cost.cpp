@@ -21,6 +21,7 @@
 #include "echelon/counting/meta_mode.h"
 #include "echelon/error.h"
 #include "echelon/layers/computing_device.h"
+#include "echelon/layers/graph_node.h"
 #include "echelon/layers/low_precision.h"
 #include "echelon/text/format.h"
 
@@ -224,7 +225,7 @@ class RealParameters {
  private:
   struct One {
     torch::Tensor parameter;
-    std::shared_ptr<Node> node;
+    NodePointer<Node> node;
     torch::Tensor gradient;
   };
   static void expect(Node& node, const torch::Tensor& gradient) {
@@ -376,8 +377,7 @@ class LayerCount {
     known_.insert(key_of(leaf));
     if (!tensor.requires_grad) return leaf;
     auto input = leaf.detach();
-    torch::autograd::set_history(
-        input, std::shared_ptr<Node>(new Border, torch::autograd::deleteNode));
+    torch::autograd::set_history(input, make_node<Border>());
     return input;
   }
 

@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/layers/graph_node.h"
 #include "echelon/memory/kept_results.h"
 #include "echelon/memory/saved_tensors.h"
 #include "echelon/text/format.h"
@@ -217,9 +218,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
       inputs.push_back(input.saved());
       if (!input.requires_grad) continue;
       inputs.back() = inputs.back().detach();
-      torch::autograd::set_history(
-          inputs.back(), std::shared_ptr<torch::autograd::Node>(
-                             new Border, torch::autograd::deleteNode));
+      torch::autograd::set_history(inputs.back(), make_node<Border>());
     }
     run_second(inputs);
     if (collected_ < end_) {

@@ -26,7 +26,7 @@
 namespace echelon::profiling {
 namespace {
 
-constexpr auto kSlot = c10::DebugInfoKind::PROFILER_STATE;
+const auto kSlot = c10::DebugInfoKind::PROFILER_STATE;
 
 thread_local timeline::MemoryKind current_kind = timeline::MemoryKind::working;
 thread_local void* last_reported = nullptr;

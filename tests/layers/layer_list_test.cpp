@@ -210,7 +210,8 @@ TEST(LayerList, AnInputThatALayerCannotTakeIsExplained) {
       }),
       AllOf(
           HasSubstr("layer \"head\" cannot take what layer \"block\" returns, "
-                    "float32 [2, 3]: mat1 and mat2 shapes"),
+                    "float32 [2, 3]: "),
+          HasSubstr("mat1 and mat2 shapes"),  // LibTorch's words
           testing::Not(HasSubstr("\n"))));
   LayerList thrower;
   thrower.add_function("data", [](const Tensor& x) -> Tensor {

@@ -26,7 +26,9 @@ class MemoryGpu : public testing::TestWithParam<torch::Dtype> {
 };
 INSTANTIATE_TEST_SUITE_P(
     Dtypes, MemoryGpu, testing::Values(torch::kFloat32, torch::kBFloat16),
-    [](const auto& info) { return c10::getDtypeNames(info.param).first; });
+    [](const auto& info) {
+      return std::string(c10::getDtypeNames(info.param).first);
+    });
 
 struct Block {
   Block(uint64_t seed, torch::Dtype dtype)

@@ -22,10 +22,17 @@ fail() {
 }
 
 # pip, as `python3 -m pip`: FETCH says what a download does. Each one is noted.
+# Wheels are not real, so what they ask for is answered here as well.
 cat >"$temp/bin/python3" <<'END_PYTHON'
 #!/usr/bin/env bash
 set -eu
 case $2 in
+  *Requires-Dist*)
+    case $4 in
+      torch) echo "cuda-toolkit==13.2.2 nvidia-nccl-cu13==2.30.7" ;;
+      cuda_toolkit) echo "nvidia-cuda-cupti==13.2.86.* nvidia-cuda-runtime==13.2.86.*" ;;
+    esac
+    ;;
   venv) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
   pip)
     verb=$3
@@ -131,10 +138,31 @@ ends 0 setup/libtorch.sh
 [ ! -e "$home/old" ] || fail "the old folder is still there"
 [ ! -e "$home.part" ] || fail "what was half done lies around"
 
+echo "another version: beside the default, with the wheels that it asks for"
+newest=$ECHELON_CACHE/libtorch-2.15.0
+ends 0 setup/libtorch.sh --version 2.15.0
+[ "$(cat "$temp/out")" = "$newest/torch" ] || fail "it prints $(cat "$temp/out")"
+[ -e "$home/complete" ] || fail "the default is gone"
+[ "$(sort "$FETCHED" | tr '\n' ' ')" = "cuda-toolkit==13.2.2 nvidia-cuda-cupti==13.2.86.* \
+nvidia-cuda-runtime==13.2.86.* nvidia-nccl-cu13==2.30.7 torch==2.15.0 " ] ||
+  fail "it fetched $(cat "$FETCHED")"
+ends 0 setup/libtorch.sh --version 2.15.0
+[ ! -s "$FETCHED" ] || fail "it fetched again"
+ends 2 setup/libtorch.sh --version newest
+says "such as --version 2.15.0"
+ends 2 setup/libtorch.sh --version
+says "such as --version 2.15.0"
+
 echo "ECHELON_LIBTORCH without LibTorch"
 ECHELON_LIBTORCH="$temp/nowhere" ends 1 setup/libtorch.sh
 says "ECHELON_LIBTORCH=$temp/nowhere has no lib/libtorch_cpu.so"
 ECHELON_LIBTORCH="$home/torch" ends 0 setup/libtorch.sh
+ECHELON_LIBTORCH="$home/torch" ends 1 setup/libtorch.sh --version 2.15.0
+says "is not the LibTorch 2.15.0 of --version"
+version=torch/include/torch/headeronly/version.h
+mkdir -p "$newest/${version%/*}"
+printf '#define TORCH_VERSION_%s\n' "MAJOR 2" "MINOR 15" "PATCH 0" >"$newest/$version"
+ECHELON_LIBTORCH="$newest/torch" ends 0 setup/libtorch.sh --version 2.15.0
 
 echo "missing packages: root installs them, another user reads how"
 USER_ID=1000 ends 1 setup/packages.sh

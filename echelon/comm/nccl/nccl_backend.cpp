@@ -1,6 +1,7 @@
 #include "echelon/comm/nccl/nccl_backend.h"
 
 #include <dlfcn.h>
+#include <torch/version.h>
 
 #include <cstdlib>
 #include <string>
@@ -54,7 +55,8 @@ const nccl::Plugin& open_cuda() {
   return open_plugin(
       "libechelon_nccl.so",
       "LibTorch needs all the CUDA wheels it asks for: install them with "
-      "\"pip install torch==2.11.0\" and point ECHELON_LIBTORCH at its "
+      "\"pip install torch==" TORCH_VERSION
+      "\" and point ECHELON_LIBTORCH at its "
       "torch/ folder, or use backend \"local\" or \"gloo\"");
 }
 

@@ -16,6 +16,8 @@
 
 #include <unordered_map>
 
+#include "echelon/layers/graph_node.h"
+
 namespace echelon::pipeline {
 namespace {
 
@@ -23,7 +25,7 @@ namespace autograd = torch::autograd;
 using autograd::Edge;
 using autograd::Node;
 using autograd::variable_list;
-using NodePtr = std::shared_ptr<Node>;
+using NodePtr = NodePointer<Node>;
 
 // The end of a stage's graph. Unlike a leaf it holds no tensor, so an input
 // that no operator saved is freed, and the input may be changed in place.
@@ -76,7 +78,7 @@ using Paths = std::unordered_map<Node*, bool>;
 // deep.
 Paths find_paths(
     const autograd::edge_list& roots,
-    const std::vector<std::shared_ptr<InputNode>>& inputs) {
+    const std::vector<NodePointer<InputNode>>& inputs) {
   Paths on_path;
   for (const auto& input : inputs) {
     if (input) on_path[input.get()] = true;
@@ -110,9 +112,9 @@ Paths find_paths(
 }  // namespace
 
 struct StageGraph::Impl {
-  std::vector<std::shared_ptr<InputNode>> inputs;  // of the tracked ones
-  autograd::edge_list roots;                       // of outputs with gradient
-  variable_list root_gradients;                    // kept for the second half
+  std::vector<NodePointer<InputNode>> inputs;  // of the tracked ones
+  autograd::edge_list roots;                   // of outputs with gradient
+  variable_list root_gradients;                // kept for the second half
   std::vector<WeightNode> weights;
 
   // Selects the roots that a gradient reached.
@@ -168,7 +170,7 @@ Tensors StageGraph::track(const Tensors& inputs, const TupleShape& shape) {
       tracked.push_back(inputs[i]);
       continue;
     }
-    std::shared_ptr<InputNode> node(new InputNode, autograd::deleteNode);
+    auto node = make_node<InputNode>();
     torch::Tensor input = inputs[i].detach();
     autograd::set_history(input, node);
     impl_->inputs.push_back(std::move(node));

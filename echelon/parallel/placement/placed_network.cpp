@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/layers/graph_node.h"
 #include "echelon/layers/registration.h"
 #include "echelon/layers/ties.h"
 #include "echelon/text/format.h"
@@ -56,8 +57,7 @@ bool pass(Tensors& tensors, std::function<void()> seen) {
     if (tensor.requires_grad()) tracked.push_back(tensor);
   }
   if (tracked.empty() || !torch::GradMode::is_enabled()) return false;
-  const std::shared_ptr<autograd::Node> node(
-      new Passage(std::move(seen)), autograd::deleteNode);
+  const auto node = make_node<Passage>(std::move(seen));
   node->set_next_edges(autograd::collect_next_edges(tracked));
   for (auto& tensor : tensors) {
     if (!tensor.requires_grad()) continue;

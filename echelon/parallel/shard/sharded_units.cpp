@@ -44,10 +44,12 @@ using Parameters = std::vector<std::pair<std::string, Tensor>>;
       unit, why));
 }
 
-// The autograd node that this thread's backward runs; null in forward.
+// The autograd node that this thread's backward runs; none in forward.
 UnshardedUnits::Node current_node() {
-  if (torch::autograd::get_current_graph_task_id() == -1) return nullptr;
-  return torch::autograd::get_current_node();
+  if (torch::autograd::get_current_graph_task_id() == -1) return std::nullopt;
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return std::nullopt;
+  return std::pair(node->thread_id(), node->sequence_nr());
 }
 
 void refuse_create_graph(const std::string& unit) {

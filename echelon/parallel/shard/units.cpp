@@ -124,16 +124,12 @@ std::vector<size_t> UnshardedUnits::units_to_prefetch(bool last) const {
   return ahead;
 }
 
-bool UnshardedUnits::is_reader(const Node& node) const {
-  return !reader_.owner_before(node) && !node.owner_before(reader_);
-}
-
 bool UnshardedUnits::read_by(const Node& node, size_t unit) const {
-  return node != nullptr && is_reader(node) && contains(read_, unit);
+  return node && node == reader_ && contains(read_, unit);
 }
 
 void UnshardedUnits::use_by_node(size_t index, const Node& node, bool last) {
-  if (!is_reader(node)) read_.clear();
+  if (node != reader_) read_.clear();
   reader_ = node;
   for (const size_t unit : sets_[index]) {
     if (!contains(read_, unit)) read_.push_back(unit);
@@ -142,7 +138,7 @@ void UnshardedUnits::use_by_node(size_t index, const Node& node, bool last) {
 }
 
 void UnshardedUnits::use(size_t index, const Node& node, bool last) {
-  const Use use{index, node != nullptr};
+  const Use use{index, node.has_value()};
   const auto& units = sets_[index];
   if (current_ == use && ready(units)) return;
   if (current_ != use) {

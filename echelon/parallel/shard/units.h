@@ -61,8 +61,10 @@ using Units = std::vector<std::unique_ptr<Unit>>;
 /// Not thread-safe.
 class UnshardedUnits {
  public:
-  /// A node of the autograd graph; null in forward.
-  using Node = std::shared_ptr<const void>;
+  /// A node of the autograd graph: the thread that made it, and its number
+  /// there. Its address would not do: another node may get the same one later,
+  /// and on some ranks only. None in forward.
+  using Node = std::optional<std::pair<uint64_t, uint64_t>>;
 
   /// `keep`: units stay unsharded until reset_order(). Otherwise a unit is
   /// resharded when other units are used.
@@ -78,7 +80,7 @@ class UnshardedUnits {
 
   /// Returns when the set's units are unsharded.
   ///
-  ///   node  the autograd node that backward is running; null in forward
+  ///   node  the autograd node that backward is running; none in forward
   ///   last  this is the step's last backward: no forward follows
   void use(size_t set, const Node& node, bool last);
   /// The same where `node` itself reads the units: they stay unsharded until
@@ -108,7 +110,6 @@ class UnshardedUnits {
   std::optional<Use> use_after(const Context& context) const;
   std::vector<size_t> units_to_prefetch(bool last) const;
   bool ready(const std::vector<size_t>& units) const;
-  bool is_reader(const Node& node) const;
   bool read_by(const Node& node, size_t unit) const;
 
   Units& units_;
@@ -118,9 +119,7 @@ class UnshardedUnits {
   std::map<std::vector<size_t>, size_t> set_of_units_;
   std::optional<Use> previous_, current_;
   std::map<Context, Use> next_;
-  // The node that last read units. Its address would not do: another node may
-  // get the same one later, and on some ranks only.
-  std::weak_ptr<const void> reader_;
+  Node reader_;               // that last read units
   std::vector<size_t> read_;  // units that reader_ reads
 };
 

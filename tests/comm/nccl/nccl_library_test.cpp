@@ -2,6 +2,7 @@
 // loader then resolves every symbol that the linker left open.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <torch/version.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -25,9 +26,10 @@ fs::path cache_folder() {
 }
 
 /// The CUDA libraries of the virtual environment of setup/extras.sh, by name.
+/// Those of another version lack symbols that LibTorch's CUDA libraries need.
 std::map<std::string, fs::path> cuda_libraries() {
   std::map<std::string, fs::path> found;
-  const auto lib = cache_folder() / "pytorch-2.11.0" / "lib";
+  const auto lib = cache_folder() / "pytorch-" TORCH_VERSION / "lib";
   if (!fs::exists(lib)) return found;
   for (const auto& python : fs::directory_iterator(lib)) {
     const auto nvidia = python.path() / "site-packages" / "nvidia";
@@ -42,7 +44,8 @@ std::map<std::string, fs::path> cuda_libraries() {
 TEST(NcclLibrary, LoadsWhereAllCudaLibrariesAre) {
   const auto libraries = cuda_libraries();
   if (libraries.empty()) {
-    GTEST_SKIP() << "Python's PyTorch is not set up (make extras)";
+    GTEST_SKIP() << "Python's PyTorch " TORCH_VERSION
+                    " is not set up (make extras)";
   }
   void* library = nullptr;
   std::string reason;

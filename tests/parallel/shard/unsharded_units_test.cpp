@@ -27,7 +27,7 @@ Units make_units(ShardContext& context, int number) {
 
 // All ranks must all-gather in one order, while the addresses of autograd's
 // nodes differ from rank to rank.
-TEST(UnshardedUnits, ANodeDoesNotKeepUnitsOfAnEarlierNodeAtItsAddress) {
+TEST(UnshardedUnits, ANodeDoesNotKeepUnitsOfAnEarlierNode) {
   Ranks{2}.run([](World& world) {
     const torch::NoGradGuard no_grad;
     ShardedUnitsOptions options;
@@ -40,25 +40,19 @@ TEST(UnshardedUnits, ANodeDoesNotKeepUnitsOfAnEarlierNodeAtItsAddress) {
     const size_t first = unsharded.make_set({0});
     const size_t second = unsharded.make_set({1});
 
-    const char place = 0;
-    const auto make_node = [&] {
-      return UnshardedUnits::Node(&place, [](const void*) {});
-    };
-    auto node = make_node();
+    UnshardedUnits::Node node(std::in_place, 1, 7);
     unsharded.use_by_node(first, node, false);
     unsharded.use_by_node(second, node, false);
     EXPECT_TRUE(units[0]->unsharded());  // the node reads both
     EXPECT_TRUE(units[1]->unsharded());
 
-    node.reset();
-    node = make_node();
+    node = {1, 8};
     unsharded.use_by_node(first, node, false);
     EXPECT_TRUE(units[0]->unsharded());
     EXPECT_FALSE(units[1]->unsharded());
 
     unsharded.reset_order();
-    node.reset();
-    node = make_node();
+    node = {2, 8};
     unsharded.use(second, node, false);
     EXPECT_FALSE(units[0]->unsharded());
     EXPECT_TRUE(units[1]->unsharded());
