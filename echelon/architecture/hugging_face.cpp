@@ -81,16 +81,50 @@ ordered_json latent_config(const LanguageModelShape& shape) {
   return config;
 }
 
-ordered_json llama_config(const LanguageModelShape& shape) {
-  ordered_json scaling = nullptr;
-  if (shape.rope_factor > 0) {
-    scaling = {
-        {"rope_type", "llama3"},
-        {"factor", shape.rope_factor},
-        {"low_freq_factor", shape.rope_low_freq_factor},
-        {"high_freq_factor", shape.rope_high_freq_factor},
-        {"original_max_position_embeddings", shape.rope_original_positions}};
+ordered_json rope_scaling(const RotaryOptions& rope) {
+  if (rope.factor == 0) return nullptr;
+  ordered_json scaling = {
+      {"rope_type", to_string(rope.scaling)}, {"factor", rope.factor}};
+  if (rope.scaling == RopeScaling::linear) return scaling;
+  scaling["original_max_position_embeddings"] = rope.original_positions;
+  if (rope.scaling == RopeScaling::llama3) {
+    scaling["low_freq_factor"] = rope.low_freq_factor;
+    scaling["high_freq_factor"] = rope.high_freq_factor;
+    return scaling;
   }
+  scaling["beta_fast"] = rope.beta_fast;
+  scaling["beta_slow"] = rope.beta_slow;
+  if (rope.attention_factor > 0) {
+    scaling["attention_factor"] = rope.attention_factor;
+  }
+  if (rope.mscale_all_dim > 0) scaling["mscale_all_dim"] = rope.mscale_all_dim;
+  return scaling;
+}
+
+// What gemma2 and gemma3 have in addition.
+ordered_json gemma_config(const LanguageModelShape& shape) {
+  if (!shape.kind->post_norms) return ordered_json::object();
+  auto types = ordered_json::array();
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    types.push_back(
+        shape.window_of(i) > 0 ? "sliding_attention" : "full_attention");
+  }
+  const auto cap = [](double value) {
+    return value > 0 ? ordered_json(value) : ordered_json(nullptr);
+  };
+  ordered_json config = {
+      {"hidden_activation", "gelu_pytorch_tanh"},
+      {"layer_types", types},
+      {"query_pre_attn_scalar", shape.query_pre_attn_scalar},
+      {"attn_logit_softcapping", cap(shape.attention_softcap)},
+      {"final_logit_softcapping", cap(shape.logit_softcap)}};
+  if (shape.kind->local_rotary) {
+    config["rope_local_base_freq"] = shape.rope_local_theta;
+  }
+  return config;
+}
+
+ordered_json llama_config(const LanguageModelShape& shape) {
   ordered_json config = {
       {"hidden_act", shape.kind->gelu ? "gelu_pytorch_tanh" : "silu"},
       {"num_hidden_layers", shape.layers},
@@ -102,8 +136,8 @@ ordered_json llama_config(const LanguageModelShape& shape) {
       {"max_position_embeddings", shape.max_positions},
       {"vocab_size", shape.vocab_size},
       {"rms_norm_eps", shape.norm_eps},
-      {"rope_theta", shape.rope_theta},
-      {"rope_scaling", scaling},
+      {"rope_theta", shape.rope.theta},
+      {"rope_scaling", rope_scaling(shape.rope)},
       {"initializer_range", 0.02},
       {"attention_bias", false},
       {"attention_dropout", 0.0},
@@ -114,6 +148,7 @@ ordered_json llama_config(const LanguageModelShape& shape) {
   }
   config.update(expert_config(shape));
   config.update(latent_config(shape));
+  config.update(gemma_config(shape));
   return config;
 }
 

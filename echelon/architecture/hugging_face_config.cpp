@@ -4,6 +4,7 @@
 #include "echelon/architecture/hugging_face_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -211,6 +212,56 @@ ConfigShape read_gemma(const Fields& fields) {
   return {shape, context(fields)};
 }
 
+// Whether the attention of layer `i` has a window, which `layer_types` lists
+// one by one: all have it but the last of so many. 0: all have it. `usual` is
+// what a file without the list means.
+int64_t global_every(const Fields& fields, int64_t layers, int64_t usual) {
+  if (!fields.has("layer_types")) return usual;
+  const json& types = fields.list("layer_types");
+  const auto count = static_cast<int64_t>(types.size());
+  int64_t every = 0;
+  bool regular = count == layers;
+  for (int64_t i = 0; regular && i < count; ++i) {
+    const json& type = types[static_cast<size_t>(i)];
+    const bool global = type == "full_attention";
+    if (global && every == 0) every = i + 1;
+    regular = (global || type == "sliding_attention") &&
+              global == (every > 0 && (i + 1) % every == 0);
+  }
+  if (!regular) {
+    fields.refuse(
+        "layer_types",
+        "must have sliding_attention or full_attention for each layer, and "
+        "full_attention in the last of each group of so many layers");
+  }
+  return every;
+}
+
+// What gemma 2 and 3 have in common; the window is in all layers but the last
+// of `usual`.
+ConfigShape read_gemma_window(const Fields& fields, int64_t usual) {
+  ConfigShape model = read_gemma(fields);
+  TransformerShape& shape = model.shape;
+  if (fields.is_there("sliding_window") && !fields.has("sliding_window")) {
+    fields.refuse("sliding_window", "must be a number of tokens");
+  }
+  shape.window = fields.count("sliding_window", 4096);
+  shape.global_every = global_every(fields, shape.layers, usual);
+  shape.post_norms = true;
+  return model;
+}
+
+ConfigShape read_gemma2(const Fields& fields) {
+  return read_gemma_window(fields, 2);
+}
+
+ConfigShape read_gemma3(const Fields& fields) {
+  ConfigShape model =
+      read_gemma_window(fields, fields.count("sliding_window_pattern", 6));
+  model.shape.qk_norm = true;
+  return model;
+}
+
 ConfigShape read_deepseek(const Fields& fields) {
   TransformerShape shape = llama_like(fields);
   fields.need("attention_bias", false);
@@ -232,34 +283,14 @@ ConfigShape read_deepseek(const Fields& fields) {
   return {shape, context(fields)};
 }
 
-// Windows in every second layer, which `layer_types` lists one by one.
-int64_t window_every(const Fields& fields, int64_t layers) {
-  if (!fields.has("layer_types")) return 2;
-  const json& types = fields.list("layer_types");
-  const auto windows =
-      std::count(types.begin(), types.end(), "sliding_attention");
-  const auto all = static_cast<int64_t>(types.size());
-  bool regular = all == layers && windows > 0 && all % windows == 0;
-  for (int64_t i = 0; regular && i < all; ++i) {
-    const char* type =
-        i % (all / windows) == 0 ? "sliding_attention" : "full_attention";
-    regular = types[static_cast<size_t>(i)] == type;
-  }
-  if (!regular) {
-    fields.refuse(
-        "layer_types",
-        "must have sliding_attention or full_attention for each layer, the "
-        "first in one of so many");
-  }
-  return all / windows;
-}
-
 ConfigShape read_gpt_oss(const Fields& fields) {
   TransformerShape shape = llama_like(fields);
   fields.need("attention_bias", true);
   shape.biases = true;
   shape.window = fields.count("sliding_window", 0);
-  if (shape.window > 0) shape.window_every = window_every(fields, shape.layers);
+  if (shape.window > 0) {
+    shape.global_every = global_every(fields, shape.layers, 2);
+  }
   shape.experts = {
       .experts = fields.count("num_local_experts"),
       .experts_per_token =
@@ -345,6 +376,8 @@ constexpr Family kFamilies[] = {
     {"qwen3", "Qwen3ForCausalLM", read_qwen3},
     {"qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe},
     {"gemma", "GemmaForCausalLM", read_gemma},
+    {"gemma2", "Gemma2ForCausalLM", read_gemma2},
+    {"gemma3_text", "Gemma3ForCausalLM", read_gemma3},
     {"deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek},
     {"deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek},
     {"kimi_k2", "KimiK2ForCausalLM", read_deepseek},
@@ -425,13 +458,24 @@ const json& defaults_of(const std::string& type) {
       "num_hidden_layers": 28, "hidden_size": 3072, "num_attention_heads": 16,
       "num_key_value_heads": 16, "head_dim": 256, "intermediate_size": 24576,
       "vocab_size": 256000, "max_position_embeddings": 8192,
-      "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": true}})");
+      "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": true},
+    "gemma2": {
+      "num_hidden_layers": 26, "hidden_size": 2304, "num_attention_heads": 8,
+      "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 9216,
+      "vocab_size": 256000, "max_position_embeddings": 8192,
+      "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
+      "final_logit_softcapping": 30.0, "tie_word_embeddings": true},
+    "gemma3_text": {
+      "num_hidden_layers": 26, "hidden_size": 2304, "num_attention_heads": 8,
+      "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 9216,
+      "vocab_size": 262208, "max_position_embeddings": 131072,
+      "query_pre_attn_scalar": 256, "tie_word_embeddings": true}})");
   return defaults.at(type);
 }
 
 // The base of rotary positions in the same releases; null: 10000.
 double default_theta(const std::string& type) {
-  return type == "mixtral" ? 1e6 : 1e4;
+  return type == "mixtral" || type == "gemma3_text" ? 1e6 : 1e4;
 }
 
 ModelOptions options_of(const char* name, const ConfigShape& config) {
@@ -464,34 +508,104 @@ ModelOptions gpt_options(const Fields& fields) {
   return options;
 }
 
-// The scaling of rotary positions: rope_scaling of transformers, or, from
-// version 5 on, rope_parameters, which also has rope_theta.
-void read_rope(const Fields& fields, double theta, ModelOptions& options) {
-  options.rope_theta = fields.real("rope_theta", theta);
+// YaRN's numbers. What multiplies the rotated features may be given by two
+// others, which also multiply the scores of DeepSeek's attention.
+void read_yarn(
+    const Fields& rope, const Architecture& kind, RotaryOptions& options) {
+  options.beta_fast = rope.real("beta_fast", 32);
+  options.beta_slow = rope.real("beta_slow", 1);
+  options.attention_factor = rope.real("attention_factor", 0);
+  rope.need("truncate", true);
+  const double all = rope.real("mscale_all_dim", 0);
+  const double some = rope.real("mscale", 0);
+  if (options.attention_factor == 0 && some > 0 && all > 0) {
+    const auto scale = [&](double weight) {
+      return options.factor > 1 ? 0.1 * weight * std::log(options.factor) + 1
+                                : 1;
+    };
+    options.attention_factor = scale(some) / scale(all);
+  }
+  if (kind.latent_attention) options.mscale_all_dim = all;
+}
+
+// One set of rotary positions.
+void read_rope_parameters(
+    const Fields& fields, const Fields& rope, const Architecture& kind,
+    RotaryOptions& options) {
+  options.theta = rope.real("rope_theta", options.theta);
+  if (options.theta <= 0) rope.refuse("rope_theta", "must be above 0");
+  if (rope.real("partial_rotary_factor", 1) != 1) {
+    rope.refuse("partial_rotary_factor", "all of a head is rotated here");
+  }
+  const std::string key = rope.has("rope_type") ? "rope_type" : "type";
+  const auto type = rope.text(key, "default");
+  if (type == "default") return;
+  if (type != "llama3" && type != "yarn" && type != "linear") {
+    rope.refuse(key, "known are default, linear, llama3 and yarn");
+  }
+  options.original_positions =
+      rope.count("original_max_position_embeddings", context(fields));
+  // A DeepSeek may leave the factor to its two lengths.
+  const double usual = static_cast<double>(context(fields)) /
+                       static_cast<double>(options.original_positions);
+  options.factor = rope.real("factor", type == "llama3" ? 8 : usual);
+  if (options.factor <= 0) rope.refuse("factor", "must be above 0");
+  if (type == "linear") {
+    options.scaling = RopeScaling::linear;
+    options.original_positions = RotaryOptions().original_positions;
+  } else if (type == "yarn") {
+    options.scaling = RopeScaling::yarn;
+    read_yarn(rope, kind, options);
+  } else {
+    options.low_freq_factor = rope.real("low_freq_factor", 1);
+    options.high_freq_factor = rope.real("high_freq_factor", 4);
+    options.original_positions =
+        rope.count("original_max_position_embeddings", 8192);
+  }
+}
+
+// Rotary positions: rope_theta and rope_scaling of transformers, or, from
+// version 5 on, rope_parameters, which has all of it. gemma3 has one set for
+// each type of layer.
+void read_rope(
+    const Fields& fields, const Architecture& kind, ModelOptions& options) {
+  options.rope = {.theta = fields.real("rope_theta", default_theta(kind.type))};
+  if (options.rope.theta <= 0) fields.refuse("rope_theta", "must be above 0");
+  if (kind.local_rotary) {
+    options.rope_local_theta = fields.real("rope_local_base_freq", 10000);
+  }
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
     if (!fields.has(name)) continue;
     const auto rope = fields.object(name);
-    options.rope_theta = rope.real("rope_theta", options.rope_theta);
-    if (rope.real("partial_rotary_factor", 1) != 1) {
-      rope.refuse("partial_rotary_factor", "all of a head is rotated here");
+    if (!kind.local_rotary || !rope.has("full_attention")) {
+      read_rope_parameters(fields, rope, kind, options.rope);
+      continue;
     }
-    const std::string key = rope.has("rope_type") ? "rope_type" : "type";
-    const auto kind = rope.text(key, "default");
-    if (kind == "default") continue;
-    if (kind != "llama3") rope.refuse(key, "known are default and llama3");
-    options.rope_factor = rope.real("factor", 8);
-    options.rope_low_freq_factor = rope.real("low_freq_factor", 1);
-    options.rope_high_freq_factor = rope.real("high_freq_factor", 4);
-    options.rope_original_positions =
-        rope.count("original_max_position_embeddings", 8192);
-    if (options.rope_factor <= 0) rope.refuse("factor", "must be above 0");
+    read_rope_parameters(
+        fields, rope.object("full_attention"), kind, options.rope);
+    if (!rope.has("sliding_attention")) continue;
+    const auto local = rope.object("sliding_attention");
+    RotaryOptions own{.theta = options.rope_local_theta};
+    read_rope_parameters(fields, local, kind, own);
+    if (own.factor > 0) {
+      local.refuse("rope_type", "known is default for layers with a window");
+    }
+    options.rope_local_theta = own.theta;
   }
-  if (options.rope_theta <= 0) fields.refuse("rope_theta", "must be above 0");
+  if (kind.local_rotary && options.rope_local_theta <= 0) {
+    fields.refuse("rope_local_base_freq", "must be above 0");
+  }
 }
 
-// A window may be in all layers or in none.
+// A window may be in all layers or in none, but for gemma2 and gemma3.
 void read_window(
-    const Fields& fields, const Architecture& kind, ModelOptions& options) {
+    const Fields& fields, const Architecture& kind,
+    const TransformerShape& shape, ModelOptions& options) {
+  if (kind.post_norms) {
+    options.window = shape.window;
+    options.global_every = shape.global_every;
+    return;
+  }
   if (kind.window) {
     // A mistral has one where the field is missing; null says that it has none.
     const bool usual = kind.type == std::string("mistral") &&
@@ -576,10 +690,21 @@ void read_experts(
 
 // gemma's first files say "gelu", which transformers reads as the other name.
 void read_activation(const Fields& fields, const Architecture& kind) {
+  const char* key = kind.post_norms ? "hidden_activation" : "hidden_act";
   const std::string usual = kind.gelu ? "gelu_pytorch_tanh" : "silu";
-  const auto activation = fields.text("hidden_act", usual.c_str());
-  if (activation == usual || (kind.gelu && activation == "gelu")) return;
-  fields.refuse("hidden_act", "known is " + usual);
+  const auto activation = fields.text(key, usual.c_str());
+  const bool first = kind.gelu && !kind.post_norms;
+  if (activation == usual || (first && activation == "gelu")) return;
+  fields.refuse(key, "known is " + usual);
+}
+
+// What gemma2 and gemma3 have in addition.
+void read_caps(
+    const Fields& fields, const Architecture& kind, ModelOptions& options) {
+  if (!kind.post_norms) return;
+  options.query_pre_attn_scalar = fields.count("query_pre_attn_scalar", 256);
+  options.attention_softcap = fields.real("attn_logit_softcapping", 0);
+  options.logit_softcap = fields.real("final_logit_softcapping", 0);
 }
 
 ModelOptions llama_options(
@@ -588,11 +713,12 @@ ModelOptions llama_options(
   options.kv_heads = config.shape.key_value_heads();
   options.norm_eps = fields.real("rms_norm_eps", 1e-6);
   options.tie_embeddings = config.shape.tied;
-  read_rope(fields, default_theta(kind.type), options);
+  read_rope(fields, kind, options);
   const int64_t own = fields.count("head_dim", 0);
   const bool usual = own == 0 || own * options.heads == options.hidden_size;
   if (!usual && !kind.latent_attention) options.head_size = own;
-  read_window(fields, kind, options);
+  read_window(fields, kind, config.shape, options);
+  read_caps(fields, kind, options);
   read_experts(fields, kind, config.shape.experts, options);
   if (config.shape.latent) {
     read_latent_attention(fields, *config.shape.latent, options);

@@ -6,6 +6,7 @@
 #include "echelon/architecture/language_model.h"
 
 #include <charconv>
+#include <cmath>
 #include <map>
 
 #include "echelon/error.h"
@@ -69,7 +70,7 @@ LanguageModelShape llama3(
       .intermediate_size = intermediate,
       .vocab_size = 128256,
       .max_positions = 8192,
-      .rope_theta = 500000.0};
+      .rope = {.theta = 500000.0}};
 }
 
 std::map<std::string, LanguageModelShape> make_sizes() {
@@ -85,12 +86,12 @@ std::map<std::string, LanguageModelShape> make_sizes() {
   LanguageModelShape& oldest = all.at("llama-160m");
   oldest.vocab_size = 32000;
   oldest.max_positions = 2048;
-  oldest.rope_theta = 10000.0;
+  oldest.rope.theta = 10000.0;
   // Llama 3.2's, with tied embeddings and longer sequences.
   LanguageModelShape& newest = all.at("llama-1b");
   newest.tie_embeddings = true;
   newest.max_positions = 131072;
-  newest.rope_factor = 32.0;
+  newest.rope.factor = 32.0;
   return all;
 }
 
@@ -160,6 +161,11 @@ LanguageModelShape collected(const ModelOptions& options, int64_t vocabulary) {
     base.head_size = base.hidden_size / base.heads;
   }
   base.window = options.window;
+  base.global_every = options.global_every;
+  base.query_pre_attn_scalar =
+      or_else(options.query_pre_attn_scalar, base.head_size);
+  base.attention_softcap = options.attention_softcap;
+  base.logit_softcap = options.logit_softcap;
   base.intermediate_size =
       or_else(options.intermediate_size, base.intermediate_size);
   if (base.kind->gpt && base.intermediate_size == 0) {
@@ -175,15 +181,19 @@ LanguageModelShape collected(const ModelOptions& options, int64_t vocabulary) {
     base.expert_size = base.intermediate_size;
   }
   if (base.kind->biased_router) take_biased_router(options, base);
-  if (base.kind->latent_attention) take_latent_attention(options, base);
+  if (base.kind->latent_attention) {
+    take_latent_attention(options, base);
+    base.query_pre_attn_scalar = base.head_size;
+  }
   base.vocab_size = vocabulary;
   base.max_positions = or_else(options.max_positions, base.max_positions);
-  if (options.rope_theta > 0) base.rope_theta = options.rope_theta;
-  if (options.rope_factor > 0) {
-    base.rope_factor = options.rope_factor;
-    base.rope_low_freq_factor = options.rope_low_freq_factor;
-    base.rope_high_freq_factor = options.rope_high_freq_factor;
-    base.rope_original_positions = options.rope_original_positions;
+  const double theta =
+      options.rope.theta > 0 ? options.rope.theta : base.rope.theta;
+  if (options.rope.factor > 0) base.rope = options.rope;
+  base.rope.theta = theta;
+  if (base.kind->local_rotary) {
+    base.rope_local_theta =
+        options.rope_local_theta > 0 ? options.rope_local_theta : 10000.0;
   }
   if (options.norm_eps > 0) base.norm_eps = options.norm_eps;
   base.dropout = options.dropout;
@@ -217,6 +227,7 @@ void check_complete(
     need("rope_size", shape.latent->rope_dim);
     need("value_size", shape.latent->value_dim);
   }
+  if (shape.kind->post_norms) need("window", shape.window);
   need("max_positions", shape.max_positions);
   if (missing.empty()) return;
   const std::string kind = shape.kind->name;
@@ -229,15 +240,17 @@ void check_complete(
                     : format(", or name a size, as in name=\"{}\"", sized)));
 }
 
-// "mixtral or qwen3-moe": the architectures for which `has` holds.
+// "mixtral", "qwen3-moe" or "deepseek-v3": the architectures for which `has`
+// holds.
 template <class Has>
 std::string kinds_with(const Has& has) {
-  std::string names;
+  std::vector<std::string> names;
   for (const auto& kind : architectures()) {
-    if (!has(kind)) continue;
-    names += format("{}\"{}\"", names.empty() ? "" : " or ", kind.name);
+    if (has(kind)) names.push_back(format("\"{}\"", kind.name));
   }
-  return names;
+  const std::string last = names.back();
+  names.pop_back();
+  return names.empty() ? last : join(names, ", ") + " or " + last;
 }
 
 // The first of some numbers that is set although the architecture has no use
@@ -311,7 +324,8 @@ void check_deepseek(
          {"key_value_rank", options.key_value_rank != none.key_value_rank},
          {"nope_size", options.nope_size != none.nope_size},
          {"rope_size", options.rope_size != none.rope_size},
-         {"value_size", options.value_size != none.value_size}},
+         {"value_size", options.value_size != none.value_size},
+         {"rope_mscale_all_dim", options.rope.mscale_all_dim != 0}},
         kinds_with([](const auto& one) { return one.latent_attention; }));
   } else {
     if (options.head_size != 0) {
@@ -334,6 +348,52 @@ void check_deepseek(
     }
   }
   if (kind.biased_router) check_groups(options, shape);
+}
+
+void check_rotary(
+    const ModelOptions& options, const LanguageModelShape& shape) {
+  if (shape.rope.low_freq_factor >= shape.rope.high_freq_factor) {
+    throw ConfigError(
+        place(options) +
+        ": rope_low_freq_factor is not below rope_high_freq_factor; Llama 3 "
+        "has 1 and 4");
+  }
+  if (shape.rope.beta_slow >= shape.rope.beta_fast) {
+    throw ConfigError(
+        place(options) +
+        ": rope_beta_slow is not below rope_beta_fast; usual are 1 and 32");
+  }
+  if (options.rope.scaling != RopeScaling::llama3 && shape.rope.factor == 0) {
+    throw ConfigError(format(
+        "{}: rope_scaling=\"{}\" has no effect without rope_factor; set "
+        "rope_factor, or leave rope_scaling out",
+        place(options), to_string(options.rope.scaling)));
+  }
+}
+
+// Numbers of gemma2 and gemma3, and those that they have none of.
+void check_gemma(const ModelOptions& options, const LanguageModelShape& shape) {
+  const auto& kind = *shape.kind;
+  if (!kind.post_norms) {
+    refuse_foreign(
+        options,
+        {{"global_every", options.global_every != 0},
+         {"query_pre_attn_scalar", options.query_pre_attn_scalar != 0},
+         {"attention_softcap", options.attention_softcap != 0},
+         {"logit_softcap", options.logit_softcap != 0}},
+        kinds_with([](const auto& one) { return one.post_norms; }));
+  }
+  if (!kind.local_rotary) {
+    refuse_foreign(
+        options, {{"rope_local_theta", options.rope_local_theta != 0}},
+        kinds_with([](const auto& one) { return one.local_rotary; }));
+  }
+  if (kind.post_norms && shape.global_every == 1) {
+    throw ConfigError(
+        place(options) +
+        ": global_every=1 leaves no block with the window; set 0 for a window "
+        "in all blocks, or 2 or more");
+  }
 }
 
 // Numbers that the architecture does not have.
@@ -368,6 +428,7 @@ void check_kind(const ModelOptions& options, const LanguageModelShape& shape) {
         kinds_with([](const auto& one) { return one.may_not_normalize; })));
   }
   check_deepseek(options, shape);
+  check_gemma(options, shape);
 }
 
 void check_heads(const ModelOptions& options, const LanguageModelShape& shape) {
@@ -379,12 +440,6 @@ void check_heads(const ModelOptions& options, const LanguageModelShape& shape) {
         "{}: hidden_size={} does not divide by heads={}; {} or {} does",
         place(options), shape.hidden_size, shape.heads, below,
         below + shape.heads));
-  }
-  if (shape.rope_low_freq_factor >= shape.rope_high_freq_factor) {
-    throw ConfigError(
-        place(options) +
-        ": rope_low_freq_factor is not below rope_high_freq_factor; Llama 3 "
-        "has 1 and 4");
   }
   if (shape.kind->gpt) {
     if (shape.head_size * shape.heads != shape.hidden_size) {
@@ -463,7 +518,27 @@ const std::vector<Architecture>& architectures() {
        .gelu = true,
        .norms_add_one = true,
        .scaled_embeddings = true,
-       .always_tied = true}};
+       .always_tied = true},
+      {.name = "gemma2",
+       .type = "gemma2",
+       .class_name = "Gemma2ForCausalLM",
+       .window = true,
+       .gelu = true,
+       .norms_add_one = true,
+       .scaled_embeddings = true,
+       .always_tied = true,
+       .post_norms = true},
+      {.name = "gemma3",
+       .type = "gemma3_text",
+       .class_name = "Gemma3ForCausalLM",
+       .qk_norm = true,
+       .window = true,
+       .gelu = true,
+       .norms_add_one = true,
+       .scaled_embeddings = true,
+       .always_tied = true,
+       .post_norms = true,
+       .local_rotary = true}};
   return all;
 }
 
@@ -516,8 +591,14 @@ language_model_shape(const ModelOptions& options, int64_t vocabulary) {
   const auto shape = collected(options, vocabulary);
   check_complete(options, shape);
   check_kind(options, shape);
+  check_rotary(options, shape);
   check_heads(options, shape);
   return shape;
+}
+
+double LanguageModelShape::score_scale() const {
+  return rope.score_scale() /
+         std::sqrt(static_cast<double>(query_pre_attn_scalar));
 }
 
 std::vector<std::string> mixture_names(const LanguageModelShape& shape) {
@@ -550,7 +631,9 @@ TransformerShape transformer_shape(const LanguageModelShape& shape) {
       .qkv_biases = kind.qkv_biases,
       .rms_norm = !gpt,
       .qk_norm = kind.qk_norm,
+      .post_norms = kind.post_norms,
       .window = shape.window,
+      .global_every = shape.global_every,
       .experts =
           kind.has_experts()
               ? ExpertShape{.experts = shape.experts, .experts_per_token = shape.experts_per_token, .ffn = shape.expert_size, .shared_ffn = shape.shared_experts * shape.expert_size, .first_dense_layers = shape.dense_layers}

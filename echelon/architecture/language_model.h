@@ -24,6 +24,12 @@
 //   gemma      scaled embeddings, norms that multiply by 1 + weight, GELU in
 //              the gated MLP, tied embeddings. Gemma Team, 2024,
 //              arXiv:2403.08295.
+//   gemma2     a gemma with norms after attention and MLP too, a window in all
+//              blocks but some, and scores and logits that are kept below a
+//              number. Gemma Team, 2024, arXiv:2408.00118.
+//   gemma3     the same with norms of queries and keys, and rotary positions of
+//              their own where there is a window. Gemma Team, 2025,
+//              arXiv:2503.19786. Its texts alone, without images.
 #pragma once
 
 #include <cstdint>
@@ -70,6 +76,10 @@ struct Architecture {
   bool norms_add_one = false;      // norms multiply by 1 + weight
   bool scaled_embeddings = false;  // by sqrt(hidden_size)
   bool always_tied = false;        // the input and the output vocabulary
+  /// As gemma2 has it: norms after attention and MLP, blocks without the
+  /// window, which the others need, and soft caps.
+  bool post_norms = false;
+  bool local_rotary = false;  // positions of their own in blocks with a window
 
   bool has_experts() const { return experts.module != nullptr; }
 };
@@ -87,9 +97,13 @@ struct LanguageModelShape {
   int64_t layers = 1;                                   // transformer blocks
   int64_t hidden_size = 1;                              // features of a token
   int64_t heads = 1;                                    // of queries
-  int64_t kv_heads = 1;           // of keys and values; gpt: heads
-  int64_t head_size = 1;          // features of a head
-  int64_t window = 0;             // tokens that attention reaches; 0: all
+  int64_t kv_heads = 1;      // of keys and values; gpt: heads
+  int64_t head_size = 1;     // features of a head
+  int64_t window = 0;        // tokens that attention reaches; 0: all
+  int64_t global_every = 0;  // the last of this many blocks has no window
+  int64_t query_pre_attn_scalar = 1;  // scores are divided by its root
+  double attention_softcap = 0;       // 0: none
+  double logit_softcap = 0;
   int64_t intermediate_size = 1;  // of the MLP
   int64_t experts = 0;            // of each block; 0: an MLP
   int64_t experts_per_token = 0;
@@ -107,11 +121,8 @@ struct LanguageModelShape {
   std::optional<LatentAttention> latent;  // head_size: that of its queries
   int64_t vocab_size = 1;
   int64_t max_positions = 1;    // longest sequence
-  double rope_theta = 10000.0;  // llama; see parallel/tensor/rotary.h
-  double rope_factor = 0.0;     // 0: frequencies are not scaled
-  double rope_low_freq_factor = 1.0;
-  double rope_high_freq_factor = 4.0;
-  int64_t rope_original_positions = 8192;
+  RotaryOptions rope;           // llama
+  double rope_local_theta = 0;  // of blocks with a window; 0: `rope`
   double norm_eps = 1e-5;
   double dropout = 0.0;
   bool tie_embeddings = false;  // gpt, gemma: true
@@ -119,6 +130,18 @@ struct LanguageModelShape {
   bool has_experts(int64_t layer) const {
     return experts > 0 && layer >= dense_layers;
   }
+  /// Tokens that attention reaches in a block; 0: all.
+  int64_t window_of(int64_t layer) const {
+    const bool global = global_every > 0 && (layer + 1) % global_every == 0;
+    return global ? 0 : window;
+  }
+  RotaryOptions rope_of(int64_t layer) const {
+    const bool local = rope_local_theta > 0 && window_of(layer) > 0;
+    return local ? RotaryOptions{.theta = rope_local_theta} : rope;
+  }
+  /// What the scores of attention, queries times keys, are multiplied by.
+  double score_scale() const;
+
   bool operator==(const LanguageModelShape&) const = default;
 };
 

@@ -140,8 +140,9 @@ void list_heads(
   projection("v_proj", kv);
   list.linear(attention + "o_proj.weight", hidden, queries);
   if (shape.kind->qk_norm) {
-    list.norm(attention + "q_norm", shape.head_size, false);
-    list.norm(attention + "k_norm", shape.head_size, false);
+    const double one = shape.kind->norms_add_one ? 0 : 1;
+    list.norm(attention + "q_norm", shape.head_size, false, one);
+    list.norm(attention + "k_norm", shape.head_size, false, one);
   }
 }
 
@@ -183,6 +184,9 @@ void list_llama(Parameters& list, const LanguageModelShape& shape) {
     list_feed_forward(list, shape, i, block);
     list.norm(block + "input_layernorm", hidden, false, one);
     list.norm(block + "post_attention_layernorm", hidden, false, one);
+    if (!shape.kind->post_norms) continue;
+    list.norm(block + "pre_feedforward_layernorm", hidden, false, one);
+    list.norm(block + "post_feedforward_layernorm", hidden, false, one);
   }
   list.norm("model.norm", hidden, false, one);
 }

@@ -46,8 +46,10 @@ struct TransformerShape {
   bool qk_norm = false;         // queries and keys are normalised, head by head
   bool embedding_norm = false;  // one more norm after the embedding
   bool causal = true;
+  bool post_norms = false;   // one more norm after attention and feed-forward
   int64_t window = 0;        // tokens that attention reaches back; 0: all
-  int64_t window_every = 1;  // one layer in this many has the window
+  int64_t global_every = 0;  // the last of this many layers has no window; 0:
+                             // all have it
   ExpertShape experts;
   std::optional<LatentAttention> latent;
 
@@ -62,6 +64,11 @@ struct TransformerShape {
     return latent ? latent->value_dim : head_size();
   }
   int64_t ffn_size() const { return ffn > 0 ? ffn : 4 * hidden; }
+  /// The layers whose attention has the window.
+  int64_t window_layers() const {
+    if (window == 0) return 0;
+    return global_every > 0 ? layers - layers / global_every : layers;
+  }
   bool has_experts(int64_t layer) const {
     return experts.experts > 0 && layer >= experts.first_dense_layers &&
            (layer + 1) % experts.every == 0;

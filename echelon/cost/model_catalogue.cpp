@@ -220,7 +220,7 @@ void add_mixtures(std::vector<Entry>& models) {
       shape.head_dim = 64;
       shape.biases = true;
       shape.window = 128;
-      shape.window_every = 2;
+      shape.global_every = 2;
       shape.experts = {.experts = experts, .experts_per_token = 4, .ffn = 2880};
     };
   };

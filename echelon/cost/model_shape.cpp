@@ -43,7 +43,8 @@ double attention_parameters(const TransformerShape& shape) {
 }
 
 double norms_of_block(const TransformerShape& shape) {
-  double sum = 2 * norm_parameters(shape, shape.hidden);
+  double sum =
+      (shape.post_norms ? 4 : 2) * norm_parameters(shape, shape.hidden);
   if (shape.qk_norm) sum += 2 * norm_parameters(shape, shape.head_size());
   if (shape.latent) {
     sum += norm_parameters(shape, shape.latent->query_rank) +
@@ -81,8 +82,7 @@ double transformer_flops(
   if (with_experts > 0)
     forward += tokens * with_experts * matrix_flops(shape, true);
   forward += tokens * 2 * as_double(shape.hidden) * as_double(shape.vocab);
-  const int64_t windows =
-      shape.window > 0 ? shape.layers / shape.window_every : 0;
+  const int64_t windows = shape.window_layers();
   const double of_pair = 2 * as_double(shape.heads) *
                          as_double(shape.head_size() + shape.value_head_size());
   forward +=
@@ -170,7 +170,7 @@ void check_transformer(const ModelShape& model, const TransformerShape& shape) {
   }
   const bool negative = shape.kv_heads < 0 || shape.head_dim < 0 ||
                         shape.ffn < 0 || shape.positions < 0 ||
-                        shape.window < 0 || shape.window_every < 1;
+                        shape.window < 0 || shape.global_every < 0;
   if (negative) refuse(model, "a size is negative");
   check_attention(model, shape);
   check_experts(model, shape.experts);

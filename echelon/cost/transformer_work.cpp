@@ -77,11 +77,13 @@ class BlockBuilder {
     enter();
     shape_.latent ? latent_attention() : attention();
     leave("attention");
+    if (shape_.post_norms) norm();
     residual();
     norm();
     enter();
     experts_ ? mixture() : feed_forward(shape_.ffn_size());
     leave("feed-forward");
+    if (shape_.post_norms) norm();
     residual();
     LayerWork done = build_.finish(sizes_.sharded_elements());
     done.repeat = repeat;

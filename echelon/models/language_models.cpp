@@ -219,7 +219,8 @@ std::optional<LatentShape> latent_of(const LanguageModelShape& shape) {
 }
 
 // A transformer block: attention, then the MLP, each after its norm and added
-// to the residual sum. A derived class registers the modules under its names.
+// to the residual sum, after a second norm where the model has one. A derived
+// class registers the modules under its names.
 template <class Norm, class Mlp>
 class TransformerBlock : public torch::nn::Module {
  public:
@@ -239,14 +240,16 @@ class TransformerBlock : public torch::nn::Module {
           context_.parallel.splits_tokens());
     }
     const auto input = before_attention_->forward_sum(tuple.x, Tensor());
-    const auto attended = drop(
-        attention_->forward(input.norm, frame), frame, context_,
-        attention_dropout_, is_training());
+    auto attended = attention_->forward(input.norm, frame);
+    if (after_attention_) attended = after_attention_->forward(attended);
+    attended =
+        drop(attended, frame, context_, attention_dropout_, is_training());
     const auto middle = before_mlp_->forward_sum(input.sum, attended);
+    auto y = feed_forward(middle.norm, frame, tuple);
+    if (after_mlp_) y = after_mlp_->forward(y);
     return tuple.with(
-        middle.sum + drop(
-                         feed_forward(middle.norm, frame, tuple), frame,
-                         context_, name_ + ".mlp.dropout", is_training()));
+        middle.sum +
+        drop(y, frame, context_, name_ + ".mlp.dropout", is_training()));
   }
 
  protected:
@@ -281,6 +284,7 @@ class TransformerBlock : public torch::nn::Module {
   std::shared_ptr<ParallelAttention> attention_;
   std::shared_ptr<Norm> before_mlp_;
   std::shared_ptr<Mlp> mlp_;
+  std::shared_ptr<Norm> after_attention_, after_mlp_;  // null: none
   std::string attention_dropout_;  // the stream's name, unique in the model
 };
 
@@ -306,38 +310,36 @@ class GptBlock : public TransformerBlock<LayerNorm, GeluMlp> {
 template <class Mlp>
 class LlamaBlock : public TransformerBlock<RMSNorm, Mlp> {
   using Base = TransformerBlock<RMSNorm, Mlp>;
-  using Base::attention_, Base::before_attention_, Base::before_mlp_,
-      Base::mlp_, Base::new_mlp, Base::new_norm;
+  using Base::after_attention_, Base::after_mlp_, Base::attention_,
+      Base::before_attention_, Base::before_mlp_, Base::mlp_, Base::new_mlp,
+      Base::new_norm;
 
  public:
-  LlamaBlock(const LanguageContext& context, const std::string& name)
+  LlamaBlock(
+      const LanguageContext& context, const std::string& name, int64_t number)
       : Base(context, name) {
     const auto& shape = context.shape;
     const auto& kind = *shape.kind;
     attention_ = this->register_module(
-        "self_attn",
-        std::make_shared<ParallelAttention>(
-            AttentionOptions{
-                .shape =
-                    {.hidden = shape.hidden_size,
-                     .heads = shape.heads,
-                     .kv_heads = shape.kv_heads,
-                     .head_size = shape.head_size},
-                .fused = false,
-                .bias = false,
-                .qkv_bias = kind.qkv_biases,
-                .qk_norm_eps = kind.qk_norm ? shape.norm_eps : 0,
-                .window = shape.window,
-                .rotary =
-                    RotaryOptions{
-                        .theta = shape.rope_theta,
-                        .factor = shape.rope_factor,
-                        .low_freq_factor = shape.rope_low_freq_factor,
-                        .high_freq_factor = shape.rope_high_freq_factor,
-                        .original_positions = shape.rope_original_positions},
-                .latent = latent_of(shape),
-                .dropout = shape.dropout},
-            context.parallel, name + ".self_attn"));
+        "self_attn", std::make_shared<ParallelAttention>(
+                         AttentionOptions{
+                             .shape =
+                                 {.hidden = shape.hidden_size,
+                                  .heads = shape.heads,
+                                  .kv_heads = shape.kv_heads,
+                                  .head_size = shape.head_size},
+                             .fused = false,
+                             .bias = false,
+                             .qkv_bias = kind.qkv_biases,
+                             .qk_norm_eps = kind.qk_norm ? shape.norm_eps : 0,
+                             .window = shape.window_of(number),
+                             .rotary = shape.rope_of(number),
+                             .scale = shape.score_scale(),
+                             .softcap = shape.attention_softcap,
+                             .qk_norm_adds_one = kind.norms_add_one,
+                             .latent = latent_of(shape),
+                             .dropout = shape.dropout},
+                         context.parallel, name + ".self_attn"));
     if constexpr (std::is_same_v<Mlp, MixtureOfExperts>) {
       const std::string module = kind.experts.module;
       mlp_ = this->register_module(
@@ -347,7 +349,16 @@ class LlamaBlock : public TransformerBlock<RMSNorm, Mlp> {
       mlp_ = this->register_module("mlp", new_mlp(/*bias=*/false));
     }
     before_attention_ = this->register_module("input_layernorm", new_norm());
-    before_mlp_ = this->register_module("post_attention_layernorm", new_norm());
+    const auto add_norm = [&](const char* part) {
+      return this->register_module(part, new_norm());
+    };
+    if (kind.post_norms) {
+      after_attention_ = add_norm("post_attention_layernorm");
+      before_mlp_ = add_norm("pre_feedforward_layernorm");
+      after_mlp_ = add_norm("post_feedforward_layernorm");
+    } else {
+      before_mlp_ = add_norm("post_attention_layernorm");
+    }
     this->attention_dropout_ = name + ".self_attn.dropout";
   }
 };
@@ -407,12 +418,14 @@ void add_positions(LayerList& layers, const LanguageContext& context) {
       });
 }
 
-template <class Block>
+// `arguments`: of the block's constructor, behind its name.
+template <class Block, class... Arguments>
 void add_block(
-    LayerList& layers, const std::string& name,
-    const LanguageContext& context) {
-  layers.add(
-      name, [context, name] { return std::make_shared<Block>(context, name); });
+    LayerList& layers, const std::string& name, const LanguageContext& context,
+    Arguments... arguments) {
+  layers.add(name, [context, name, arguments...] {
+    return std::make_shared<Block>(context, name, arguments...);
+  });
 }
 
 template <class Norm>
@@ -445,9 +458,12 @@ void add_head(
       [name, context](ColumnParallelLinear& head, const Tensors& inputs) {
         const TokenTuple tuple(inputs, name);
         const auto frame = frame_of(tuple, context, name);
-        const auto logits = vocab_logits(
+        auto logits = vocab_logits(
             tuple.x, head.weight, context.parallel,
             frame.batch * frame.sequence, name);
+        if (const double cap = context.shape.logit_softcap; cap > 0) {
+          logits = at::tanh(logits / cap) * cap;
+        }
         Tensors outputs = {
             logits.view({frame.batch, frame.sequence, logits.size(-1)})};
         if (tuple.losses.defined()) outputs.push_back(tuple.losses);
@@ -484,9 +500,9 @@ llama_layers(const LanguageModelShape& shape, const TensorParallel& parallel) {
   for (int64_t i = 0; i < shape.layers; ++i) {
     const auto name = format("model.layers.{}", i);
     if (shape.has_experts(i)) {
-      add_block<LlamaBlock<MixtureOfExperts>>(layers, name, context);
+      add_block<LlamaBlock<MixtureOfExperts>>(layers, name, context, i);
     } else {
-      add_block<LlamaBlock<GatedMlp>>(layers, name, context);
+      add_block<LlamaBlock<GatedMlp>>(layers, name, context, i);
     }
   }
   add_norm<RMSNorm>(layers, "model.norm", context);

@@ -1,5 +1,7 @@
 #include "echelon/options/model.h"
 
+#include <cmath>
+
 #include "echelon/error.h"
 #include "echelon/options/bind.h"
 
@@ -13,6 +15,16 @@ constexpr double kMostExperts = 1 << 16;
 
 constexpr config::Names<ModelDtype> kModelDtypeNames = {
     {"float32", ModelDtype::float32}, {"float64", ModelDtype::float64}};
+
+constexpr config::Names<RopeScaling> kRopeScalingNames = {
+    {"llama3", RopeScaling::llama3},
+    {"yarn", RopeScaling::yarn},
+    {"linear", RopeScaling::linear}};
+
+// The growth of attention's scores that Peng et al. found best.
+double mscale(double factor, double weight) {
+  return factor > 1 ? 0.1 * weight * std::log(factor) + 1 : 1;
+}
 
 void bind_experts(config::Section& section, ModelOptions& options) {
   section.field(
@@ -96,6 +108,58 @@ void bind_deepseek(config::Section& section, ModelOptions& options) {
       kMost);
 }
 
+void bind_rope(config::Section& section, ModelOptions& options) {
+  auto& rope = options.rope;
+  section.field(
+      "rope_theta", rope.theta,
+      "llama: base of the rotary positions; 0: the size's, or 10000",
+      {.at_least = 0});
+  section.field(
+      "rope_local_theta", options.rope_local_theta,
+      "gemma3: the same for blocks with a window, which rope_factor leaves "
+      "alone; 0: 10000",
+      {.at_least = 0});
+  section.field(
+      "rope_scaling", rope.scaling,
+      "with rope_factor: how frequencies are slowed, as config.json of Hugging "
+      "Face calls it",
+      kRopeScalingNames);
+  section.field(
+      "rope_factor", rope.factor,
+      "llama: slows rotary positions for longer texts (Llama 3.1: 8; 3.2: 32); "
+      "0: the size's, or none",
+      {.at_least = 0});
+  section.field(
+      "rope_low_freq_factor", rope.low_freq_factor,
+      "llama3: fewest turns within rope_original_positions that are not slowed "
+      "in full",
+      {.above = 0});
+  section.field(
+      "rope_high_freq_factor", rope.high_freq_factor,
+      "llama3: turns from which nothing is slowed", {.above = 0});
+  section.field(
+      "rope_original_positions", rope.original_positions,
+      "llama3, yarn: tokens of the texts that the model was trained on",
+      {.at_least = 1, .at_most = kMost});
+  section.field(
+      "rope_beta_slow", rope.beta_slow,
+      "yarn: turns within rope_original_positions up to which frequencies are "
+      "slowed in full",
+      {.above = 0});
+  section.field(
+      "rope_beta_fast", rope.beta_fast,
+      "yarn: turns from which nothing is slowed", {.above = 0});
+  section.field(
+      "rope_attention_factor", rope.attention_factor,
+      "yarn: multiplies the rotated features; 0: 0.1 ln(rope_factor) + 1",
+      {.at_least = 0});
+  section.field(
+      "rope_mscale_all_dim", rope.mscale_all_dim,
+      "yarn, deepseek-v3: scores of attention are multiplied by the square of "
+      "0.1 * rope_mscale_all_dim * ln(rope_factor) + 1; 0: they are not",
+      {.at_least = 0});
+}
+
 void bind_language_model(config::Section& section, ModelOptions& options) {
   const auto count = [&](const char* key, int64_t& target, const char* help) {
     section.field(key, target, help, {.at_least = 0, .at_most = kMost});
@@ -115,8 +179,25 @@ void bind_language_model(config::Section& section, ModelOptions& options) {
       "llama: features of a head; 0: hidden_size / heads");
   count(
       "window", options.window,
-      "mistral, mixtral: tokens that attention reaches, itself included; 0: "
-      "all");
+      "mistral, mixtral, gemma2, gemma3: tokens that attention reaches, itself "
+      "included; 0: all");
+  section.field(
+      "global_every", options.global_every,
+      "gemma2, gemma3: the last of this many blocks has no window (2 and 6 "
+      "there); 0: all have it",
+      {.at_least = 0, .at_most = 1 << 16});
+  count(
+      "query_pre_attn_scalar", options.query_pre_attn_scalar,
+      "gemma2, gemma3: scores of attention are divided by its square root; 0: "
+      "head_size");
+  section.field(
+      "attention_softcap", options.attention_softcap,
+      "gemma2, gemma3: keeps scores of attention below this number, as "
+      "cap * tanh(score / cap); 0: no cap",
+      {.at_least = 0});
+  section.field(
+      "logit_softcap", options.logit_softcap,
+      "gemma2, gemma3: the same for logits; 0: no cap", {.at_least = 0});
   count(
       "intermediate_size", options.intermediate_size,
       "gpt, llama: features within the MLP, or within one expert; gpt, 0: 4 * "
@@ -129,27 +210,7 @@ void bind_language_model(config::Section& section, ModelOptions& options) {
   count(
       "max_positions", options.max_positions,
       "gpt, llama: tokens of the longest sequence");
-  section.field(
-      "rope_theta", options.rope_theta,
-      "llama: base of the rotary positions; 0: the size's, or 10000",
-      {.at_least = 0});
-  section.field(
-      "rope_factor", options.rope_factor,
-      "llama: slows rotary positions for longer texts, as Llama 3.1 does (8; "
-      "3.2: 32); 0: the size's, or none",
-      {.at_least = 0});
-  section.field(
-      "rope_low_freq_factor", options.rope_low_freq_factor,
-      "with rope_factor: fewest turns within rope_original_positions that are "
-      "not slowed in full",
-      {.above = 0});
-  section.field(
-      "rope_high_freq_factor", options.rope_high_freq_factor,
-      "with rope_factor: turns from which nothing is slowed", {.above = 0});
-  section.field(
-      "rope_original_positions", options.rope_original_positions,
-      "with rope_factor: tokens of the texts that the model was trained on",
-      {.at_least = 1, .at_most = kMost});
+  bind_rope(section, options);
   section.field(
       "norm_eps", options.norm_eps,
       "gpt, llama: added to variances in norms; 0: 1e-5",
@@ -161,8 +222,9 @@ void bind_language_model(config::Section& section, ModelOptions& options) {
       {.at_least = 0, .below = 1});
   section.field(
       "tie_embeddings", options.tie_embeddings,
-      "llama: one matrix for the input and output vocabulary; gpt, gemma and "
-      "llama-1b always do");
+      "llama: one matrix for the input and output vocabulary; gpt, llama-1b "
+      "and "
+      "the gemmas always do");
 }
 
 }  // namespace
@@ -171,13 +233,29 @@ std::string to_string(ModelDtype dtype) {
   return config::name_of(dtype, kModelDtypeNames);
 }
 
+std::string to_string(RopeScaling scaling) {
+  return config::name_of(scaling, kRopeScalingNames);
+}
+
+double RotaryOptions::attention_scale() const {
+  if (factor == 0 || scaling != RopeScaling::yarn) return 1;
+  return attention_factor > 0 ? attention_factor : mscale(factor, 1);
+}
+
+double RotaryOptions::score_scale() const {
+  if (factor == 0 || scaling != RopeScaling::yarn) return 1;
+  const double root = mscale(factor, mscale_all_dim);
+  return root * root;
+}
+
 const std::vector<std::string>& model_names() {
   static const std::vector<std::string> names = {
       "simple_cnn", "mlp",       "resnet18",    "resnet34",   "resnet50",
       "resnet101",  "resnet152", "gpt",         "gpt2",       "gpt2-medium",
       "gpt2-large", "gpt2-xl",   "llama",       "llama-160m", "llama-1b",
       "llama-8b",   "llama-70b", "mistral",     "qwen2",      "qwen3",
-      "mixtral",    "qwen3-moe", "deepseek-v3", "gemma"};
+      "mixtral",    "qwen3-moe", "deepseek-v3", "gemma",      "gemma2",
+      "gemma3"};
   return names;
 }
 
@@ -213,7 +291,8 @@ void bind(config::Section& section, ModelOptions& options) {
       .field(
           "name", options.name,
           "the model; what is said below of llama holds for mistral, qwen2, "
-          "qwen3, gemma, mixtral, qwen3-moe and deepseek-v3 too; own: the "
+          "qwen3, gemma, gemma2, gemma3, mixtral, qwen3-moe and deepseek-v3 "
+          "too; own: the "
           "layers of the library, or those that a program gave to "
           "echelon::train")
       .one_of(names);

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "echelon/options/rotary.h"
+
 namespace echelon {
 
 /// What pipeline stages or devices share evenly: floating-point operations,
@@ -20,6 +22,7 @@ enum class ModelDtype { float32, float64 };
 
 /// Its name in a configuration.
 std::string to_string(ModelDtype dtype);
+std::string to_string(RopeScaling scaling);
 
 /// Low-rank adapters: Hu et al., 2021, arXiv:2106.09685. The matrix W [out, in]
 /// of a target is used as W + alpha / rank * B A, with A [rank, in] and
@@ -56,13 +59,21 @@ struct ModelOptions {
   // Language models. 0 takes the value of the size that `name` names ("gpt2",
   // "llama-1b"). "gpt", "llama" and the other kinds name no size, so each
   // number must be set. What is said of llama holds for all kinds but gpt.
-  int64_t layers = 0;             // transformer blocks
-  int64_t hidden_size = 0;        // features of a token
-  int64_t heads = 0;              // of attention
-  int64_t kv_heads = 0;           // llama: of keys and values; 0: heads
-  int64_t head_size = 0;          // llama: of a head; 0: hidden_size / heads
-  int64_t window = 0;             // mistral, mixtral: tokens that attention
-                                  // reaches, itself included; 0: all
+  int64_t layers = 0;        // transformer blocks
+  int64_t hidden_size = 0;   // features of a token
+  int64_t heads = 0;         // of attention
+  int64_t kv_heads = 0;      // llama: of keys and values; 0: heads
+  int64_t head_size = 0;     // llama: of a head; 0: hidden_size / heads
+  int64_t window = 0;        // mistral, mixtral, gemma2, gemma3: tokens
+                             // that attention reaches, itself included;
+                             // 0: all
+  int64_t global_every = 0;  // gemma2, gemma3: the last of this many
+                             // blocks has no window; 0: all have it
+  int64_t query_pre_attn_scalar = 0;  // gemma2, gemma3: scores are divided by
+                                      // its root; 0: head_size
+  double attention_softcap = 0;       // gemma2, gemma3: scores s become
+                                      // cap tanh(s / cap); 0: they stay
+  double logit_softcap = 0;           // the same of logits
   int64_t intermediate_size = 0;  // of the MLP, or of one expert; gpt, 0: 4 *
                                   // hidden_size
   int64_t experts = 0;            // of each block's mixture
@@ -88,12 +99,10 @@ struct ModelOptions {
   int64_t value_size = 0;        // of a head of values
   int64_t vocab_size = 0;        // 0: the size's, or the data's
   int64_t max_positions = 0;     // longest sequence
-  double rope_theta = 0;         // llama: base of the rotations; 0: 10000
-  double rope_factor = 0;        // llama: stretches frequencies as Llama 3.1
-                                 // does; 0: the size's, or none
-  double rope_low_freq_factor = 1;
-  double rope_high_freq_factor = 4;
-  int64_t rope_original_positions = 8192;
+  /// llama; theta 0: the size's, or 10000; factor 0: the size's, or none.
+  RotaryOptions rope = {.theta = 0};
+  double rope_local_theta = 0;  // gemma3: of the blocks with a window, whose
+                                // frequencies are not scaled; 0: 10000
   double norm_eps = 0;          // 0: 1e-5
   double dropout = 0;           // of embeddings, attention, residuals
   bool tie_embeddings = false;  // llama: one matrix for the input and output

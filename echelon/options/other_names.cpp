@@ -46,6 +46,13 @@ std::span<const config::OtherNames> other_names() {
       {"model.max_positions", "",
        "n_positions n_ctx max_position_embeddings max_length"},
       {"model.rope_theta", "", "rotary_base rope_base"},
+      {"model.rope_local_theta", "", "rope_local_base_freq"},
+      {"model.rope_scaling", "", "rope_type"},
+      {"model.rope_original_positions", "", "original_max_position_embeddings"},
+      {"model.window", "", "sliding_window window_size"},
+      {"model.global_every", "", "sliding_window_pattern"},
+      {"model.attention_softcap", "", "attn_logit_softcapping"},
+      {"model.logit_softcap", "", "final_logit_softcapping"},
       {"model.norm_eps", "",
        "rms_norm_eps layer_norm_eps layer_norm_epsilon layernorm_epsilon "
        "norm_epsilon"},

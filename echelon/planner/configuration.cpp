@@ -30,8 +30,9 @@ constexpr std::array kImageModels = {"simple_cnn", "resnet18",  "resnet34",
 // The architecture that trains such a shape; null: none does.
 const Architecture* architecture_of(const TransformerShape& shape) {
   const auto& experts = shape.experts;
-  const bool mixed = experts.every > 1 || shape.window_every > 1;
-  if (!shape.causal || shape.embedding_norm || mixed) return nullptr;
+  if (!shape.causal || shape.embedding_norm || experts.every > 1) {
+    return nullptr;
+  }
   // As DeepSeek has them.
   const bool partly_dense =
       experts.shared_ffn > 0 || experts.first_dense_layers > 0;
@@ -46,7 +47,8 @@ const Architecture* architecture_of(const TransformerShape& shape) {
   for (const Architecture& kind : architectures()) {
     const bool fits =
         (kind.gpt ? gpt : llama) && kind.qkv_biases == shape.qkv_biases &&
-        kind.qk_norm == shape.qk_norm &&
+        kind.qk_norm == shape.qk_norm && kind.post_norms == shape.post_norms &&
+        (kind.post_norms || shape.global_every == 0) &&
         kind.has_experts() == (experts.experts > 0) &&
         kind.latent_attention == shape.latent.has_value() &&
         (kind.biased_router || !partly_dense) &&
@@ -142,6 +144,7 @@ void put_transformer(Table& table, const PlanRequest& request) {
     }
   }
   if (shape.window > 0) table.number("window", shape.window);
+  if (shape.global_every > 0) table.number("global_every", shape.global_every);
   const bool dense = !kind.has_experts() || kind.biased_router;
   table.number(
       "intermediate_size", dense ? shape.ffn_size() : shape.experts.ffn);

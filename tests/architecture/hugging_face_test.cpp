@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "echelon/architecture/hugging_face_config.h"
@@ -74,6 +75,13 @@ const char* const kGemma = R"({
   "head_dim": 10, "intermediate_size": 37, "vocab_size": 51,
   "max_position_embeddings": 40, "hidden_act": "gelu_pytorch_tanh"})";
 
+const char* const kGemma3 = R"({
+  "architectures": ["Gemma3ForCausalLM"], "hidden_size": 24,
+  "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "head_dim": 10, "intermediate_size": 37, "vocab_size": 51,
+  "max_position_embeddings": 40, "sliding_window": 16,
+  "rope_scaling": {"rope_type": "linear", "factor": 8.0}})";
+
 ModelOptions read(const std::string& text) {
   const TempFolder folder;
   return read_config(folder.write("config.json", text));
@@ -103,8 +111,8 @@ TEST(HuggingFaceConfig, IsReadFieldByField) {
   EXPECT_EQ(llama.name, "llama");
   EXPECT_THAT(numbers_of(llama), ElementsAre(3, 24, 6, 2, 37, 51, 40));
   EXPECT_EQ(llama.norm_eps, 1e-6);
-  EXPECT_EQ(llama.rope_theta, 20000);
-  EXPECT_EQ(llama.rope_factor, 0);
+  EXPECT_EQ(llama.rope.theta, 20000);
+  EXPECT_EQ(llama.rope.factor, 0);
   EXPECT_TRUE(llama.tie_embeddings);
   auto unnamed = json::parse(kLlama);
   unnamed.erase("architectures");
@@ -145,7 +153,7 @@ TEST(HuggingFaceConfig, WhatTellsLlamasKindApartIsRead) {
   EXPECT_EQ(options.name, "mixtral");
   EXPECT_EQ(options.experts, 8);
   EXPECT_EQ(options.experts_per_token, 2);
-  EXPECT_EQ(options.rope_theta, 1e6);
+  EXPECT_EQ(options.rope.theta, 1e6);
   EXPECT_EQ(options.norm_eps, 1e-5);
   EXPECT_EQ(options.intermediate_size, 37);
   options = read(kQwen3Moe);
@@ -164,6 +172,81 @@ TEST(HuggingFaceConfig, WhatTellsLlamasKindApartIsRead) {
   config = json::parse(kGemma);
   config["hidden_act"] = "gelu";  // what the first files say
   EXPECT_EQ(read(config.dump()).name, "gemma");
+}
+
+TEST(HuggingFaceConfig, GemmasWithAWindowAreReadFieldByField) {
+  auto options = read(kGemma3);
+  EXPECT_EQ(options.name, "gemma3");
+  EXPECT_EQ(options.window, 16);
+  EXPECT_EQ(options.global_every, 6);
+  EXPECT_EQ(options.query_pre_attn_scalar, 256);
+  EXPECT_EQ(options.attention_softcap, 0);
+  EXPECT_EQ(options.logit_softcap, 0);
+  EXPECT_EQ(options.rope.theta, 1e6);
+  EXPECT_EQ(options.rope.factor, 8);
+  EXPECT_EQ(options.rope.scaling, RopeScaling::linear);
+  EXPECT_EQ(options.rope_local_theta, 1e4);
+  const auto shape = language_model_shape(options, options.vocab_size);
+  EXPECT_EQ(shape.window_of(4), 16);
+  EXPECT_EQ(shape.window_of(5), 0);
+  EXPECT_EQ(shape.rope_of(4), RotaryOptions{});
+  EXPECT_EQ(shape.rope_of(5), options.rope);
+  // The form of newer releases.
+  auto config = json::parse(kGemma3);
+  config.erase("rope_scaling");
+  config["rope_parameters"] = {
+      {"full_attention",
+       {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 2e6}}},
+      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 3e4}}}};
+  config["layer_types"] = json::array();
+  for (int i = 0; i < 8; ++i) {
+    config["layer_types"].push_back(
+        i % 3 == 2 ? "full_attention" : "sliding_attention");
+  }
+  options = read(config.dump());
+  EXPECT_EQ(options.rope.theta, 2e6);
+  EXPECT_EQ(options.rope.factor, 8);
+  EXPECT_EQ(options.rope_local_theta, 3e4);
+  EXPECT_EQ(options.global_every, 3);
+  // What transformers takes for missing fields.
+  options = read(R"({"model_type": "gemma2"})");
+  EXPECT_EQ(options.attention_softcap, 50);
+  EXPECT_EQ(options.logit_softcap, 30);
+  EXPECT_EQ(options.window, 4096);
+  EXPECT_EQ(options.global_every, 2);
+  const auto list = list_parameters(options, {4096}, options.vocab_size);
+  EXPECT_EQ(num_parameters(list), 2614341888);  // gemma-2-2b
+}
+
+TEST(HuggingFaceConfig, YarnIsReadFieldByField) {
+  auto config = json::parse(kLlama);
+  config["rope_scaling"] = {
+      {"type", "yarn"},
+      {"factor", 4.0},
+      {"original_max_position_embeddings", 32768}};
+  auto options = read(config.dump());
+  EXPECT_EQ(options.rope.scaling, RopeScaling::yarn);
+  EXPECT_EQ(options.rope.factor, 4);
+  EXPECT_EQ(options.rope.original_positions, 32768);
+  EXPECT_EQ(options.rope.beta_fast, 32);
+  EXPECT_EQ(options.rope.beta_slow, 1);
+  EXPECT_NEAR(options.rope.attention_scale(), 1 + 0.1 * std::log(4.0), 1e-15);
+  EXPECT_EQ(options.rope.score_scale(), 1);
+  config = json::parse(kDeepseek);
+  config["rope_scaling"] = {
+      {"type", "yarn"},
+      {"factor", 40},
+      {"beta_fast", 16},
+      {"beta_slow", 2},
+      {"mscale", 1.0},
+      {"mscale_all_dim", 1.0},
+      {"original_max_position_embeddings", 4096}};
+  options = read(config.dump());
+  EXPECT_EQ(options.rope.beta_fast, 16);
+  EXPECT_EQ(options.rope.beta_slow, 2);
+  EXPECT_EQ(options.rope.attention_scale(), 1);
+  EXPECT_NEAR(
+      options.rope.score_scale(), std::pow(1 + 0.1 * std::log(40.0), 2), 1e-15);
 }
 
 TEST(HuggingFaceConfig, DeepseekIsReadFieldByField) {
@@ -206,19 +289,20 @@ TEST(HuggingFaceConfig, RotaryPositionsOfOldAndNewReleases) {
       {"high_freq_factor", 4.0},
       {"original_max_position_embeddings", 8192}};
   auto options = read(config.dump());
-  EXPECT_EQ(options.rope_factor, 32);
-  EXPECT_EQ(options.rope_theta, 20000);
+  EXPECT_EQ(options.rope.factor, 32);
+  EXPECT_EQ(options.rope.theta, 20000);
   config = json::parse(kLlama);
   config.erase("rope_theta");
   config["rope_parameters"] = {
       {"rope_type", "default"}, {"rope_theta", 500000.0}};
   options = read(config.dump());
-  EXPECT_EQ(options.rope_theta, 500000);
-  EXPECT_EQ(options.rope_factor, 0);
+  EXPECT_EQ(options.rope.theta, 500000);
+  EXPECT_EQ(options.rope.factor, 0);
   EXPECT_THAT(
-      refused(kLlama, "rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}}),
-      HasSubstr("config.json: \"rope_scaling\": \"rope_type\": \"yarn\"; known "
-                "are default and llama3"));
+      refused(
+          kLlama, "rope_scaling", {{"rope_type", "longrope"}, {"factor", 2}}),
+      HasSubstr("config.json: \"rope_scaling\": \"rope_type\": \"longrope\"; "
+                "known are default, linear, llama3 and yarn"));
 }
 
 TEST(HuggingFaceConfig, UnsupportedSettingsAreRefused) {
@@ -232,7 +316,8 @@ TEST(HuggingFaceConfig, UnsupportedSettingsAreRefused) {
        "\"architectures\": [\"MambaForCausalLM\"]; known are "
        "GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM, "
        "Qwen2ForCausalLM, Qwen3ForCausalLM, MixtralForCausalLM, "
-       "Qwen3MoeForCausalLM, DeepseekV3ForCausalLM and GemmaForCausalLM"},
+       "Qwen3MoeForCausalLM, DeepseekV3ForCausalLM, GemmaForCausalLM, "
+       "Gemma2ForCausalLM and Gemma3ForCausalLM"},
       {kGpt, "architectures", nullptr, "does not name one"},
       {kGpt, "activation_function", "relu",
        "\"activation_function\": \"relu\"; known is gelu_new"},
@@ -282,8 +367,12 @@ TEST(HuggingFaceConfig, UnsupportedSettingsAreRefused) {
        "alone"},
       {kDeepseek,
        "rope_scaling",
-       {{"type", "yarn"}, {"factor", 40}},
-       "\"type\": \"yarn\"; known are default and llama3"},
+       {{"type", "yarn"}, {"factor", 40}, {"truncate", false}},
+       "\"truncate\": false"},
+      {kLlama,
+       "rope_scaling",
+       {{"type", "yarn"}, {"factor", 4}, {"beta_fast", 1}, {"beta_slow", 2}},
+       "rope_beta_slow is not below rope_beta_fast"},
       {kDeepseek, "scoring_func", "softmax", "known is sigmoid"},
       {kDeepseek, "topk_method", "greedy", "known is noaux_tc"},
       {kDeepseek, "moe_layer_freq", 2, "experts in each later layer"},
@@ -297,7 +386,17 @@ TEST(HuggingFaceConfig, UnsupportedSettingsAreRefused) {
       {kDeepseek, "head_dim", 24, "must be that of qk_rope_head_dim"},
       {kGemma, "hidden_act", "silu", "known is gelu_pytorch_tanh"},
       {kGemma, "use_bidirectional_attention", true, "with false alone"},
-      {kGemma, "tie_word_embeddings", false, "with true alone"}};
+      {kGemma, "tie_word_embeddings", false, "with true alone"},
+      {kGemma3, "sliding_window", nullptr, "must be a number of tokens"},
+      {kGemma3, "hidden_activation", "silu", "known is gelu_pytorch_tanh"},
+      {kGemma3, "layer_types",
+       json::array({"sliding_attention", "full_attention"}),
+       "for each layer, and full_attention in the last of each group"},
+      {kGemma3,
+       "rope_parameters",
+       {{"full_attention", {{"rope_theta", 1e6}}},
+        {"sliding_attention", {{"rope_type", "linear"}, {"factor", 2}}}},
+       "known is default for layers with a window"}};
   for (const auto& [base, field, value, said] : cases) {
     EXPECT_THAT(refused(base, field, value), HasSubstr(said)) << field;
   }
@@ -312,11 +411,11 @@ TEST(HuggingFaceConfig, UnsupportedSettingsAreRefused) {
 TEST(HuggingFaceConfig, WrittenAndReadIsEqual) {
   for (const char* text :
        {kGpt, kLlama, kMistral, kQwen2, kQwen3, kMixtral, kQwen3Moe, kDeepseek,
-        kGemma}) {
+        kGemma, kGemma3}) {
     auto options = read(text);
-    if (options.name != "gpt") {
-      options.rope_factor = 8;
-      options.rope_original_positions = 64;
+    if (options.name != "gpt" && options.rope.factor == 0) {
+      options.rope.factor = 8;
+      options.rope.original_positions = 64;
     }
     const auto shape = language_model_shape(options, options.vocab_size);
     const auto written = write_config(shape, {.end_of_text = 7});

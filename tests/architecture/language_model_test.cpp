@@ -241,15 +241,15 @@ TEST(LanguageModel, NumbersOverrideTheSize) {
   shape = language_model_shape(named("llama-1b"), 128256);
   EXPECT_TRUE(shape.tie_embeddings);
   EXPECT_EQ(shape.kv_heads, 8);
-  EXPECT_EQ(shape.rope_theta, 500000.0);
+  EXPECT_EQ(shape.rope.theta, 500000.0);
   options = named("llama-8b");
-  options.rope_theta = 1e6;
+  options.rope.theta = 1e6;
   options.kv_heads = 16;
   shape = language_model_shape(options, 128256);
-  EXPECT_EQ(shape.rope_theta, 1e6);
+  EXPECT_EQ(shape.rope.theta, 1e6);
   EXPECT_EQ(shape.kv_heads, 16);
   EXPECT_FALSE(shape.tie_embeddings);
-  EXPECT_EQ(language_model_shape(small_llama(), 9).rope_theta, 10000.0);
+  EXPECT_EQ(language_model_shape(small_llama(), 9).rope.theta, 10000.0);
 }
 
 TEST(LanguageModel, TheVocabularyIsThatOfTheModelOrTheData) {

@@ -128,7 +128,9 @@ TEST(HuggingFaceShape, IsTheCataloguesOfWindows) {
   // As many windows, in other places.
   std::swap(types[0], types[1]);
   wrong["layer_types"] = types;
-  EXPECT_THAT(error_of(wrong.dump()), HasSubstr("the first in one of so many"));
+  EXPECT_THAT(
+      error_of(wrong.dump()),
+      HasSubstr("full_attention in the last of each group"));
 }
 
 TEST(HuggingFaceShape, IsTheCataloguesOfGpts) {

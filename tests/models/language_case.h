@@ -36,6 +36,15 @@ inline ModelOptions options_of(const std::string& name) {
   }
   if (name == "mistral" || name == "mixtral") options.window = 3;
   if (name == "qwen3" || name == "qwen3-moe") options.head_size = 10;
+  if (name == "gemma2" || name == "gemma3") {
+    options.head_size = 10;
+    options.window = 3;
+    options.global_every = 2;
+    options.query_pre_attn_scalar = 7;
+    options.attention_softcap = 0.3;
+    options.logit_softcap = 0.5;
+  }
+  if (name == "gemma3") options.rope_local_theta = 60;
   if (name == "mixtral" || name == "qwen3-moe") {
     options.intermediate_size = 13;
     options.experts = 5;

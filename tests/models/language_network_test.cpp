@@ -37,16 +37,19 @@ Tensor heads_of(const Tensor& x, int64_t heads) {
 
 Tensor attention_of(
     const Tensor& query, const Tensor& key, const Tensor& value,
-    const Tensor& documents, int64_t window = 0) {
-  const double scale = 1 / std::sqrt(static_cast<double>(query.size(-1)));
+    const Tensor& documents, int64_t window = 0, int64_t scalar = 0,
+    double cap = 0) {
+  const double scale =
+      1 / std::sqrt(static_cast<double>(scalar > 0 ? scalar : query.size(-1)));
   auto allowed = torch::ones({kSequence, kSequence}, torch::kBool).tril();
   if (window > 0) allowed = allowed.triu(1 - window);
   if (documents.defined()) {
     allowed = allowed.logical_and(
         (documents.unsqueeze(1) == documents.unsqueeze(2)).unsqueeze(1));
   }
-  const auto scores = (query.matmul(key.transpose(2, 3)) * scale)
-                          .masked_fill(allowed.logical_not(), -INFINITY);
+  auto scores = query.matmul(key.transpose(2, 3)) * scale;
+  if (cap > 0) scores = cap * at::tanh(scores / cap);
+  scores = scores.masked_fill(allowed.logical_not(), -INFINITY);
   return scores.softmax(-1).matmul(value).transpose(1, 2).flatten(2);
 }
 
@@ -55,13 +58,14 @@ Tensor gelu_of(const Tensor& x) {
          (1 + at::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
 
-Tensor rotated(const Tensor& x) {  // [batch, heads, sequence, size]
+// [batch, heads, sequence, size]
+Tensor rotated(const Tensor& x, double theta = 10000) {
   const int64_t half = x.size(-1) / 2;
   const auto powers =
       torch::arange(half, torch::kFloat64) / static_cast<double>(half);
   // Hugging Face has frequencies and angles in float32.
   const auto frequencies =
-      1.0 / at::pow(at::Scalar(10000.0), powers.to(torch::kFloat32));
+      1.0 / at::pow(at::Scalar(theta), powers.to(torch::kFloat32));
   const auto angles =
       torch::arange(kSequence, torch::kFloat32).unsqueeze(1) * frequencies;
   const auto cosine = angles.cos().to(torch::kFloat64);
@@ -230,7 +234,8 @@ Formula llama_by_formula(
   const auto at = [&](const std::string& name) { return p.at(name); };
   const auto embedding = at("model.embed_tokens.weight");
   Formula result;
-  const bool gemma = options.name == "gemma";
+  const bool gemma = options.name.starts_with("gemma");
+  const bool post_norms = options.name == "gemma2" || options.name == "gemma3";
   const auto norm = [&](const Tensor& y, const std::string& name) {
     const auto weight = at(name + ".weight");
     return rms_of(y, gemma ? 1 + weight : weight);
@@ -248,22 +253,36 @@ Formula llama_by_formula(
     const auto heads = [&](const std::string& name, int64_t count) {
       auto own = heads_of(linear(y, "self_attn." + name + "_proj"), count);
       const auto weight = p.find(block + "self_attn." + name + "_norm.weight");
-      return weight == p.end() ? own : rms_of(own, weight->second);
+      if (weight == p.end()) return own;
+      return rms_of(own, gemma ? 1 + weight->second : weight->second);
+    };
+    // Every second block of gemma2 and gemma3 sees all tokens.
+    const bool global = post_norms && i == 1;
+    const auto turned = [&](const Tensor& own) {
+      return rotated(
+          own, options.name == "gemma3" && !global ? options.rope_local_theta
+                                                   : 10000);
+    };
+    const auto after = [&](const Tensor& own, const std::string& name) {
+      return post_norms ? norm(own, block + name) : own;
     };
     const auto shared = [&](const Tensor& own) {
       return own.repeat_interleave(3, 1);
     };
     const bool latent = options.key_value_rank > 0;
-    x = x +
-        linear(
-            latent
-                ? latent_attention_by_formula(
-                      p, options, block + "self_attn.", y, inputs.documents)
-                : attention_of(
-                      rotated(heads("q", 6)), shared(rotated(heads("k", 2))),
-                      shared(heads("v", 2)), inputs.documents, options.window),
-            "self_attn.o_proj");
-    const auto z = norm(x, block + "post_attention_layernorm");
+    const auto attended = linear(
+        latent ? latent_attention_by_formula(
+                     p, options, block + "self_attn.", y, inputs.documents)
+               : attention_of(
+                     turned(heads("q", 6)), shared(turned(heads("k", 2))),
+                     shared(heads("v", 2)), inputs.documents,
+                     global ? 0 : options.window, options.query_pre_attn_scalar,
+                     options.attention_softcap),
+        "self_attn.o_proj");
+    x = x + after(attended, "post_attention_layernorm");
+    const auto z = norm(
+        x, block + (post_norms ? "pre_feedforward_layernorm"
+                               : "post_attention_layernorm"));
     if (options.expert_size > 0 && i >= options.dense_layers) {
       x = x + biased_mixture_by_formula(p, options, block, z, result.losses);
       continue;
@@ -273,14 +292,19 @@ Formula llama_by_formula(
       continue;
     }
     const auto gate = linear(z, "mlp.gate_proj");
-    x = x + linear(
-                (gemma ? gelu_of(gate) : gate * at::sigmoid(gate)) *
-                    linear(z, "mlp.up_proj"),
-                "mlp.down_proj");
+    x = x + after(
+                linear(
+                    (gemma ? gelu_of(gate) : gate * at::sigmoid(gate)) *
+                        linear(z, "mlp.up_proj"),
+                    "mlp.down_proj"),
+                "post_feedforward_layernorm");
   }
   x = norm(x, "model.norm");
   const auto head = p.find("lm_head.weight");
   result.logits = x.matmul((head == p.end() ? embedding : head->second).t());
+  if (const double cap = options.logit_softcap; cap > 0) {
+    result.logits = cap * at::tanh(result.logits / cap);
+  }
   return result;
 }
 
@@ -344,8 +368,8 @@ TEST_P(LanguageNetwork, ArchitecturesComputeTheirFormulas) {
   parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
     const auto inputs = make_inputs();
     for (const char* name :
-         {"mistral", "qwen2", "qwen3", "gemma", "mixtral", "qwen3-moe",
-          "deepseek-v3"}) {
+         {"mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mixtral",
+          "qwen3-moe", "deepseek-v3"}) {
       SCOPED_TRACE(name);
       auto plain = inputs;
       plain.documents = Tensor();

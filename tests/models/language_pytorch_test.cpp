@@ -150,10 +150,10 @@ std::map<std::string, ModelOptions> exported_models() {
   models["llama"].kv_heads = 3;
   models["tied"] = models["llama"];
   models["tied"].tie_embeddings = true;
-  models["tied"].rope_theta = 700;
+  models["tied"].rope.theta = 700;
   models["stretched"] = models["llama"];
-  models["stretched"].rope_factor = 4;
-  models["stretched"].rope_original_positions = 8;
+  models["stretched"].rope.factor = 4;
+  models["stretched"].rope.original_positions = 8;
   for (const char* name : {"mistral", "qwen2", "qwen3"}) {
     models[name] = model(name);
     models[name].kv_heads = 3;
@@ -185,11 +185,29 @@ std::map<std::string, ModelOptions> exported_models() {
   deepseek.value_size = 5;
   models["unranked"] = deepseek;
   models["unranked"].query_rank = 0;
-  models["unranked"].rope_factor = 4;
-  models["unranked"].rope_original_positions = 8;
+  models["unranked"].rope.factor = 4;
+  models["unranked"].rope.original_positions = 8;
+  models["unranked"].rope.scaling = RopeScaling::yarn;
+  models["unranked"].rope.mscale_all_dim = 1.5;
+  models["yarn"] = models["stretched"];
+  models["yarn"].rope.scaling = RopeScaling::yarn;
+  models["yarn"].rope.attention_factor = 1.2;
   models["gemma"] = model("gemma");
   models["gemma"].kv_heads = 3;
   models["gemma"].head_size = 10;
+  for (const char* name : {"gemma2", "gemma3"}) {
+    models[name] = models["gemma"];
+    models[name].name = name;
+    models[name].layers = 3;
+    models[name].window = 5;
+    models[name].global_every = 2;
+    models[name].query_pre_attn_scalar = 7;
+  }
+  models["gemma2"].attention_softcap = 2;
+  models["gemma2"].logit_softcap = 3;
+  models["gemma3"].rope = {
+      .theta = 900, .scaling = RopeScaling::linear, .factor = 8};
+  models["gemma3"].rope_local_theta = 60;
   // Adapters, which export adds to their matrices.
   models["adapted_gpt"] = models["gpt"];
   models["adapted_gpt"].lora = {
@@ -201,9 +219,9 @@ std::map<std::string, ModelOptions> exported_models() {
 }
 
 // The models whose training is compared.
-constexpr const char* kTrained[] = {"gpt",       "mistral",    "qwen2",
-                                    "qwen3",     "gemma",      "mixtral",
-                                    "qwen3-moe", "deepseek-v3"};
+constexpr const char* kTrained[] = {
+    "gpt",     "mistral",   "qwen2",       "qwen3",  "gemma",
+    "mixtral", "qwen3-moe", "deepseek-v3", "gemma2", "gemma3"};
 
 constexpr int64_t kSteps = 20;
 
@@ -285,10 +303,16 @@ class LanguagePytorch : public testing::Test {
 };
 
 TEST_F(LanguagePytorch, FoldersOfTransformersGiveTheSameLogits) {
-  for (const std::string name :
-       {"gpt", "llama", "llama_tied", "llama_stretched", "llama_bf16",
-        "mistral", "qwen2", "qwen3", "mixtral", "mixtral_window", "qwen3_moe",
-        "qwen3_moe_shares", "deepseek_v3", "deepseek_v3_plain", "gemma"}) {
+  for (const std::string name : {"gpt",         "llama",
+                                 "llama_tied",  "llama_stretched",
+                                 "llama_bf16",  "mistral",
+                                 "qwen2",       "qwen3",
+                                 "mixtral",     "mixtral_window",
+                                 "qwen3_moe",   "qwen3_moe_shares",
+                                 "deepseek_v3", "deepseek_v3_plain",
+                                 "gemma",       "gemma2",
+                                 "gemma3",      "gemma3_stretched",
+                                 "llama_yarn",  "deepseek_v3_yarn"}) {
     const auto expected = logits_in(path(name + ".logits.safetensors"));
     EXPECT_GT(expected.std().item<double>(), 0.1) << name;
     const auto imported = path(name + ".imported");

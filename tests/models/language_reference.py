@@ -27,6 +27,10 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     GPT2Config,
@@ -66,6 +70,22 @@ STRETCHED = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0,
     "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8,
+}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "beta_fast": 4.0,
+    "beta_slow": 0.5, "original_max_position_embeddings": 6,
+}
+# Scores of a few units are well below the published caps of 50 and 30.
+GEMMA2 = {
+    **LLAMA, "head_dim": 10, "pad_token_id": None, "sliding_window": 5,
+    "query_pre_attn_scalar": 7, "attn_implementation": "eager",
+    "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
+}
+GEMMA3 = {
+    **LLAMA, "num_hidden_layers": 4, "head_dim": 10, "pad_token_id": None,
+    "sliding_window": 5, "query_pre_attn_scalar": 7,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention",
+                    "sliding_attention"],
 }
 
 
@@ -133,6 +153,30 @@ def make(folder):
         ),
         "gemma": GemmaForCausalLM(
             GemmaConfig(**LLAMA, head_dim=10, pad_token_id=None)
+        ),
+        "gemma2": Gemma2ForCausalLM(Gemma2Config(**GEMMA2)),
+        "gemma3": Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA3)),
+        "gemma3_stretched": Gemma3ForCausalLM(
+            Gemma3TextConfig(
+                **GEMMA3,
+                rope_parameters={
+                    "full_attention": {
+                        "rope_type": "linear", "factor": 8.0, "rope_theta": 900.0,
+                    },
+                    "sliding_attention": {
+                        "rope_type": "default", "rope_theta": 60.0,
+                    },
+                },
+            )
+        ),
+        "llama_yarn": LlamaForCausalLM(
+            LlamaConfig(**LLAMA, rope_parameters=YARN)
+        ),
+        "deepseek_v3_yarn": DeepseekV3ForCausalLM(
+            DeepseekV3Config(
+                **DEEPSEEK, q_lora_rank=11, n_group=3, topk_group=2,
+                rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 1.3},
+            )
         ),
     }
     tokens = load_file(folder / "tokens.safetensors")["tokens"]

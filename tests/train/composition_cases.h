@@ -44,6 +44,19 @@ inline ModelOptions architecture(const std::string& name) {
   model.name = name;
   if (name == "qwen3" || name == "qwen3-moe") model.head_size = 6;
   if (name == "mistral" || name == "mixtral") model.window = 4;
+  if (name == "gemma2" || name == "gemma3") {
+    model.window = 4;
+    model.global_every = 2;
+    model.query_pre_attn_scalar = 5;
+  }
+  if (name == "gemma2") {
+    model.attention_softcap = 0.5;
+    model.logit_softcap = 2;
+  }
+  if (name == "gemma3") {
+    model.rope = {.theta = 900, .scaling = RopeScaling::yarn, .factor = 4};
+    model.rope_local_theta = 60;
+  }
   return model;
 }
 
@@ -464,7 +477,8 @@ inline void add_context(Cases& cases) {
 
 // What tells the architectures apart, with each axis.
 inline void add_architectures(Cases& cases) {
-  for (const char* name : {"mistral", "qwen2", "qwen3", "gemma"}) {
+  for (const char* name :
+       {"mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"}) {
     for (const Layout& layout : parse_layouts(
              {"dp=1", "dp=2", "tp=2", "tp=3", "tp=4", "pp=2", "fsdp=2",
               "fsdp=2,tp=2,pp=2"})) {
@@ -475,7 +489,7 @@ inline void add_architectures(Cases& cases) {
     }
   }
   // Sequences cut over ranks; add_context has those of mistral.
-  for (const char* name : {"qwen2", "qwen3", "gemma"}) {
+  for (const char* name : {"qwen2", "qwen3", "gemma", "gemma2", "gemma3"}) {
     cases.add(architecture(name), {.cp = 2}, "ring");
     cases.add(architecture(name), {.cp = 2, .tp = 2}, "ring, sequence parallel")
         .tensor.sequence_parallel = true;

@@ -49,7 +49,9 @@ struct ContextAttentionCall {
   torch::Tensor documents;
   /// Tokens that a query attends to, itself and those before it; 0: all.
   int64_t window = 0;
-  double dropout = 0;                // of probabilities
+  double scale = 0;    // of scores; 0: 1 / sqrt(size)
+  double softcap = 0;  // scores s become cap tanh(s / cap); 0: they stay
+  double dropout = 0;  // of probabilities
   KeptProbabilities kept = nullptr;  // needed with dropout
   std::string label;                 // of the collectives
 
@@ -64,11 +66,11 @@ struct ContextAttentionCall {
 ///   returns  [batch, tokens_r, heads, size]
 ///
 /// Every rank of the group calls this. Blocks without a mask use the fused
-/// kernel of CPUs; with documents, a window or dropout, and on other devices,
-/// matrices of scores are made a few rows at a time. Blocks in which no query
-/// sees a key are skipped. Throws ConfigError when heads are exchanged between
-/// more ranks than there are heads. Its backward cannot be differentiated
-/// again, except that of the all-to-all.
+/// kernel of CPUs; with documents, a window, a softcap or dropout, and on other
+/// devices, matrices of scores are made a few rows at a time. Blocks in which
+/// no query sees a key are skipped. Throws ConfigError when heads are exchanged
+/// between more ranks than there are heads. Its backward cannot be
+/// differentiated again, except that of the all-to-all.
 torch::Tensor context_attention(
     const torch::Tensor& query, const torch::Tensor& key,
     const torch::Tensor& value, const ContextParallel& context,

@@ -27,10 +27,6 @@ constexpr int64_t kAlignedRows = 32;
 // Below every score, and finite in float32.
 constexpr double kLeastScore = -1e30;
 
-double scale_of(const Tensor& query) {
-  return 1 / std::sqrt(static_cast<double>(query.size(-1)));
-}
-
 Tensor rows_of(const Tensor& x, const IndexRange& rows) {
   return rows.size() == x.size(2) ? x : x.narrow(2, rows.begin, rows.size());
 }
@@ -77,7 +73,7 @@ BlockAttention::BlockAttention(
 BlockAttention::Kernel BlockAttention::kernel_for(
     const ContextAttentionCall& call, const Tensor& like) {
   const bool masked = call.documents.defined() || call.is_windowed();
-  if (masked || call.dropout > 0) return Kernel::none;
+  if (masked || call.dropout > 0 || call.softcap > 0) return Kernel::none;
   if (like.is_cpu() || like.is_meta()) return Kernel::cpu;
   if (!like.is_cuda()) return Kernel::none;
   // What the kernels take: rows of whole 16 bytes, and at most 256 elements of
@@ -114,6 +110,11 @@ bool BlockAttention::sees_any(const ScoreBlock& block) const {
   return first_q.le(last_k).logical_and_(first_k.le(last_q)).any().item<bool>();
 }
 
+double BlockAttention::scale_of(const Tensor& query) const {
+  if (call_.scale != 0) return call_.scale;
+  return 1 / std::sqrt(static_cast<double>(query.size(-1)));
+}
+
 // kv [batch, kv_heads, tokens, size] with a head for each of the queries'.
 Tensor BlockAttention::for_queries(const Tensor& kv) const {
   if (group_ == 1) return kv;
@@ -140,6 +141,9 @@ Tensor BlockAttention::scores(
     const IndexRange& rows) const {
   auto scores =
       at::matmul(query * scale_of(query), key.transpose(2, 3)).to(sums_);
+  if (call_.softcap > 0) {
+    scores.div_(call_.softcap).tanh_().mul_(call_.softcap);
+  }
   const double hidden = -std::numeric_limits<double>::infinity();
   const auto& documents = call_.documents;
   if (documents.defined()) {
@@ -288,7 +292,12 @@ BlockAttention::Gradients BlockAttention::backward(
     const auto chunk = [&](const Tensor& numbers) {
       return numbers.narrow(2, rows.begin, rows.size()).unsqueeze(-1);
     };
-    const auto p = scores(own, k, block, rows).sub_(chunk(lse)).exp_();
+    auto p = scores(own, k, block, rows);
+    Tensor slope;  // of the cap; hidden scores have the probability 0
+    if (call_.softcap > 0) {
+      slope = p.div(call_.softcap).clamp_min_(-1).square_().neg_().add_(1);
+    }
+    p.sub_(chunk(lse)).exp_();
     auto for_p = at::matmul(up, v.transpose(2, 3)).to(sums_);
     auto shares = p;
     if (const auto keep = kept(p, block, rows); keep.defined()) {
@@ -297,8 +306,9 @@ BlockAttention::Gradients BlockAttention::backward(
       for_p.mul_(keep).mul_(factor);
     }
     for_v.add_(at::matmul(shares.to(dtype).transpose(2, 3), up));
-    const auto for_scores =
-        for_p.sub_(chunk(delta)).mul_(p).mul_(scale_of(q)).to(dtype);
+    for_p.sub_(chunk(delta)).mul_(p).mul_(scale_of(q));
+    if (slope.defined()) for_p.mul_(slope);
+    const auto for_scores = for_p.to(dtype);
     rows_of(for_q, rows).copy_(at::matmul(for_scores, k));
     for_k.add_(at::matmul(for_scores.transpose(2, 3), own));
   });

@@ -76,6 +76,7 @@ class BlockAttention {
       const torch::Tensor& gradient, const torch::Tensor& query,
       const torch::Tensor& key, const torch::Tensor& value,
       const torch::Tensor& out, const torch::Tensor& lse, bool causal) const;
+  double scale_of(const torch::Tensor& query) const;
   torch::Tensor for_queries(const torch::Tensor& kv) const;
   torch::Tensor for_keys(const torch::Tensor& gradient) const;
   torch::Tensor scores(

@@ -229,6 +229,9 @@ ParallelAttention::ParallelAttention(
       label_(std::move(label)) {
   const auto& shape = options_.shape;
   check_attention(shape, parallel_.size());
+  if (options_.scale == 0) {
+    options_.scale = 1 / std::sqrt(static_cast<double>(shape.size_of_head()));
+  }
   heads_ = heads_of(shape, parallel_.rank(), parallel_.size());
   queries_of_kv_ = queries_of_kv(heads_, shape.group());
   if (options_.latent) {
@@ -246,7 +249,7 @@ ParallelAttention::ParallelAttention(
       return register_module(
           name, std::make_shared<RMSNorm>(
                     shape.size_of_head(), options_.qk_norm_eps, parallel_,
-                    /*of_heads=*/true));
+                    /*of_heads=*/true, options_.qk_norm_adds_one));
     };
     query_norm_ = norm("q_norm");
     key_norm_ = norm("k_norm");
@@ -480,17 +483,18 @@ Tensor ParallelAttention::attend(
         in_window(mask, options_.window, frame.sequence, past, query.options());
   }
   const bool drops = options_.dropout > 0 && is_training();
-  const bool grouped_kernel = !drops && groups_heads(key, mask.defined());
+  const bool plain = drops || options_.softcap > 0;
+  const bool grouped_kernel = !plain && groups_heads(key, mask.defined());
   const int64_t value_size = value.size(-1);
-  const bool widens = !drops && computing_device(value) == torch::kCPU;
+  const bool widens = !plain && computing_device(value) == torch::kCPU;
   if (widens) value = widened(value, key.size(-1));
   const QueryKeyValue heads_first{
       query.transpose(1, 2), for_queries(key.transpose(1, 2), grouped_kernel),
       for_queries(value.transpose(1, 2), grouped_kernel)};
   const bool causal = !mask.defined() && past == 0;
-  if (drops) {
+  if (plain) {
     if (causal) mask = causal_mask(frame.sequence, 0, query.options());
-    return with_dropout(heads_first, mask, frame.keys)
+    return by_plain_formula(heads_first, mask, frame.keys)
         .transpose(1, 2)
         .flatten(2);
   }
@@ -498,7 +502,7 @@ Tensor ParallelAttention::attend(
   const auto results = at::scaled_dot_product_attention(
       heads_first.query, heads_first.key, heads_first.value,
       mask.defined() ? std::make_optional(mask) : std::nullopt,
-      /*dropout_p=*/0.0, causal, /*scale=*/std::nullopt, grouped);
+      /*dropout_p=*/0.0, causal, options_.scale, grouped);
   return narrowed(results, value_size).transpose(1, 2).flatten(2);
 }
 
@@ -524,6 +528,8 @@ Tensor ParallelAttention::attend_in_context(
       .sequence = frame.total,
       .documents = frame.documents,
       .window = options_.window,
+      .scale = options_.scale,
+      .softcap = options_.softcap,
       .label = label_};
   for (size_t kv = 0; kv < queries_of_kv_.size(); ++kv) {
     call.kv_of_query.insert(
@@ -555,14 +561,19 @@ Tensor ParallelAttention::attend_in_context(
 
 // The plain formula for [batch, heads, positions, size]. `mask` is undefined
 // when a single query attends to all positions.
-Tensor ParallelAttention::with_dropout(
-    const QueryKeyValue& qkv, Tensor mask, const Tensor& keys) const {
-  const double scale =
-      1 / std::sqrt(static_cast<double>(options_.shape.size_of_head()));
-  auto scores = at::matmul(qkv.query * scale, qkv.key.transpose(2, 3));
+Tensor ParallelAttention::by_plain_formula(
+    const QueryKeyValue& qkv, const Tensor& mask, const Tensor& keys) const {
+  auto scores = at::matmul(qkv.query * options_.scale, qkv.key.transpose(2, 3));
+  if (options_.softcap > 0) {
+    scores = at::tanh(scores / options_.softcap) * options_.softcap;
+  }
   if (mask.defined()) scores = scores + mask;
-  const auto shares = dropout(
-      at::softmax(scores, -1), keys,
+  auto shares = at::softmax(scores, -1);
+  if (options_.dropout == 0 || !is_training()) {
+    return at::matmul(shares, qkv.value);
+  }
+  shares = dropout(
+      shares, keys,
       {options_.dropout, dropout_stream(label_ + ".attn_dropout")},
       place_of_heads(heads_.query.begin, qkv.query.size(2), qkv.key.size(2)));
   return at::matmul(shares, qkv.value);

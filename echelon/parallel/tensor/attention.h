@@ -98,6 +98,11 @@ struct AttentionOptions {
   /// Tokens that a query attends to, itself and those before it; 0: all.
   int64_t window = 0;
   std::optional<RotaryOptions> rotary;  // of queries and keys
+  double scale = 0;                     // of scores; 0: 1 / sqrt(head_size)
+  double softcap = 0;  // scores s become cap tanh(s / cap), as in gemma2; 0:
+                       // they stay
+  /// Norms of queries and keys multiply by 1 + weight, as gemma3's do.
+  bool qk_norm_adds_one = false;
   /// As DeepSeek has it: not fused, without biases, with `rotary`, as many
   /// kv_heads as heads, and head_size = nope_size + rope_size.
   std::optional<LatentShape> latent;
@@ -144,9 +149,10 @@ document_mask(const torch::Tensor& documents, torch::ScalarType dtype);
 
 class CompressingLinear;  // attention.cpp
 
-/// Causal self-attention by scaled_dot_product_attention. With dropout it uses
-/// the plain formula, which stores matrices [batch, heads_r, sequence,
-/// sequence], since the fused kernels' masks depend on the layout. Parameters
+/// Causal self-attention by scaled_dot_product_attention. With dropout and with
+/// a softcap it uses the plain formula, which stores matrices [batch, heads_r,
+/// sequence, sequence]: the fused kernels' dropout depends on the layout, and
+/// they have no softcap. Parameters
 /// have Hugging Face's names and layouts:
 ///
 ///   c_attn.weight [hidden, (heads_r + 2 kv_heads_r) * head_size], c_attn.bias,
@@ -198,8 +204,8 @@ class ParallelAttention : public torch::nn::Module {
   torch::Tensor attend(const QueryKeyValue& qkv, const AttentionFrame& frame);
   torch::Tensor
   attend_in_context(QueryKeyValue qkv, const AttentionFrame& frame);
-  torch::Tensor with_dropout(
-      const QueryKeyValue& qkv, torch::Tensor mask,
+  torch::Tensor by_plain_formula(
+      const QueryKeyValue& qkv, const torch::Tensor& mask,
       const torch::Tensor& keys) const;
   torch::Tensor for_queries(const torch::Tensor& kv, bool grouped) const;
 

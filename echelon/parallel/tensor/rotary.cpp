@@ -6,6 +6,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <numbers>
@@ -26,9 +27,10 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Slows down long waves and keeps short ones; between the two wavelengths the
-// share of the slowed frequency falls linearly.
-Tensor scaled(const Tensor& frequencies, const RotaryOptions& options) {
+// As Llama 3: slows down long waves and keeps short ones; between the two
+// wavelengths the share of the slowed frequency falls linearly.
+Tensor
+scaled_by_waves(const Tensor& frequencies, const RotaryOptions& options) {
   const double length = static_cast<double>(options.original_positions);
   const auto waves = 2 * std::numbers::pi / frequencies;
   const auto slowed = frequencies / options.factor;
@@ -38,6 +40,39 @@ Tensor scaled(const Tensor& frequencies, const RotaryOptions& options) {
   const auto longer = waves > length / options.low_freq_factor;
   const auto shorter = waves < length / options.high_freq_factor;
   return at::where(longer, slowed, at::where(shorter, frequencies, mixed));
+}
+
+// As YaRN: the share of the slowed frequency rises linearly with the number of
+// the pair, from the pair that turns beta_fast times within original_positions
+// to that of beta_slow turns.
+Tensor
+scaled_by_pairs(const Tensor& frequencies, const RotaryOptions& options) {
+  const auto pairs = static_cast<double>(frequencies.size(0));
+  const auto length = static_cast<double>(options.original_positions);
+  const auto pair_of = [&](double turns) {
+    return pairs * std::log(length / (turns * 2 * std::numbers::pi)) /
+           std::log(options.theta);
+  };
+  const double first = std::max(std::floor(pair_of(options.beta_fast)), 0.0);
+  double last = std::min(std::ceil(pair_of(options.beta_slow)), 2 * pairs - 1);
+  if (last == first) last += 0.001;
+  const auto slowed =
+      ((torch::arange(frequencies.size(0), torch::kFloat32) - first) /
+       (last - first))
+          .clamp(0, 1);
+  return frequencies / options.factor * slowed + frequencies * (1 - slowed);
+}
+
+Tensor scaled(const Tensor& frequencies, const RotaryOptions& options) {
+  switch (options.scaling) {
+    case RopeScaling::llama3:
+      return scaled_by_waves(frequencies, options);
+    case RopeScaling::yarn:
+      return scaled_by_pairs(frequencies, options);
+    case RopeScaling::linear:
+      return frequencies / options.factor;
+  }
+  return frequencies;
 }
 
 // The host computes it, so that it has the same bits on every device: cosines
@@ -50,9 +85,10 @@ RotaryTable make_table(
   const auto positions = torch::arange(count, torch::kFloat32).unsqueeze(1);
   const auto angles = positions * rotary_frequencies(options, head_size);
   const auto dtype = sum_dtype(c10::typeMetaToScalarType(like.dtype()));
+  const double scale = options.attention_scale();
   return {
-      angles.cos().to(like.device(), dtype),
-      angles.sin().to(like.device(), dtype)};
+      angles.cos().mul_(scale).to(like.device(), dtype),
+      angles.sin().mul_(scale).to(like.device(), dtype)};
 }
 
 using Key = std::tuple<RotaryOptions, int64_t, std::string, torch::ScalarType>;

@@ -9,35 +9,22 @@
 
 #include <torch/types.h>
 
-#include <compare>
 #include <cstdint>
 #include <vector>
 
 #include "echelon/layout/shard.h"
+#include "echelon/options/rotary.h"
 
 namespace echelon {
-
-struct RotaryOptions {
-  double theta = 10000;
-  /// Scales frequencies for longer texts, as Llama 3.1 (rope_type "llama3" of a
-  /// Hugging Face config.json); factor 0: no scaling. Pairs that rotate less
-  /// than low_freq_factor times within original_positions are slowed down by
-  /// `factor`, those above high_freq_factor are not, with a smooth transition.
-  double factor = 0;
-  double low_freq_factor = 1;
-  double high_freq_factor = 4;
-  int64_t original_positions = 8192;
-
-  auto operator<=>(const RotaryOptions&) const = default;
-};
 
 /// Angular frequencies [head_size / 2], float32 on the CPU, computed in float32
 /// as Hugging Face does. Throws ConfigError when head_size is odd.
 torch::Tensor
 rotary_frequencies(const RotaryOptions& options, int64_t head_size);
 
-/// Cosines and sines of positions [first, first + count), in the requested
-/// dtype, but float32 for float16 and bfloat16.
+/// Cosines and sines of positions [first, first + count), times
+/// options.attention_scale(), in the requested dtype, but float32 for float16
+/// and bfloat16.
 struct RotaryTable {
   torch::Tensor cosine;  // [count, head_size / 2]
   torch::Tensor sine;

@@ -134,7 +134,7 @@ void check_same_model(
     const std::set<std::string> without_effect = {
         "weights",         "dropout",    "dtype",      "cut",
         "balance",         "devices",    "norm_eps",   "device_bytes",
-        "sync_batch_norm", "rope_theta", "rope_factor"};
+        "sync_batch_norm", "rope_theta", "rope_factor", "rope_scaling"};
     std::string lines;
     for (const auto& [table, key, now, before] :
          changed_settings(to_toml(job), manifest.config)) {

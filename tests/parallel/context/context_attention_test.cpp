@@ -33,6 +33,8 @@ struct Case {
   bool documents = false;
   double dropout = 0;
   int64_t window = 0;
+  double scale = 0.5;
+  double softcap = 0;
 };
 
 void PrintTo(const Case& one, std::ostream* out) {
@@ -74,9 +76,12 @@ struct Whole {
       hidden = hidden | torch::ones({one.sequence, one.sequence}, torch::kBool)
                             .tril(-one.window);
     }
+    auto scores = torch::matmul(q, k.transpose(2, 3)) * one.scale;
+    if (one.softcap > 0) {
+      scores = one.softcap * (scores / one.softcap).tanh();
+    }
     auto shares =
-        (torch::matmul(q, k.transpose(2, 3)) / std::sqrt(double{kSize}))
-            .masked_fill(hidden, -std::numeric_limits<double>::infinity())
+        scores.masked_fill(hidden, -std::numeric_limits<double>::infinity())
             .softmax(-1);
     if (one.dropout > 0) shares = shares * kept_of(one) / (1 - one.dropout);
     out = torch::matmul(shares, v).transpose(1, 2);
@@ -97,6 +102,8 @@ ContextAttentionCall call_of(const Case& one) {
       .kv_of_query = one.kv_of_query,
       .documents = documents_of(one),
       .window = one.window,
+      .scale = one.scale == 0.5 ? 0 : one.scale,  // 0.5: the usual
+      .softcap = one.softcap,
       .dropout = one.dropout,
       .label = "attn"};
   if (one.dropout > 0) {
@@ -174,6 +181,16 @@ INSTANTIATE_TEST_SUITE_P(
         Case{.name = "documents", .documents = true},
         Case{.name = "dropout", .dropout = 0.3},
         Case{.name = "window", .sequence = 16, .window = 4},
+        Case{.name = "scale", .scale = 1.7},
+        Case{.name = "softcap", .softcap = 0.4},
+        Case{
+            .name = "softcap_and_all",
+            .kv_of_query = {0, 0, 1, 1},
+            .documents = true,
+            .dropout = 0.3,
+            .window = 5,
+            .scale = 1.7,
+            .softcap = 0.4},
         Case{.name = "window_of_one", .window = 1},
         Case{.name = "window_of_all_but_one", .window = 12},
         Case{.name = "window_of_all", .window = 13},

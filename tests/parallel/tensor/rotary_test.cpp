@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
 #include "tests/support/parity.h"
@@ -110,6 +113,36 @@ TEST(Rotary, ScaledFrequencies) {
     EXPECT_NEAR(after[i].item<double>() / expected, 1.0, 1e-5) << i;
   }
   EXPECT_EQ(after[0].item<float>(), 1.0f);
+}
+
+// By the definition of YaRN, pair by pair: Qwen's published numbers.
+TEST(Rotary, FrequenciesOfYarn) {
+  const RotaryOptions options{
+      .theta = 1e6,
+      .scaling = RopeScaling::yarn,
+      .factor = 4,
+      .original_positions = 32768};
+  const auto before = rotary_frequencies({.theta = 1e6}, 128);
+  const auto after = rotary_frequencies(options, 128);
+  // Pairs that turn 32 times and once within 32,768 positions: 23.6 and 39.6.
+  for (int64_t i = 0; i < 64; ++i) {
+    const double slowed =
+        std::clamp((static_cast<double>(i) - 23) / 17, 0., 1.);
+    const double expected = 1 - slowed + slowed / 4;
+    EXPECT_NEAR((after[i] / before[i]).item<double>(), expected, 1e-6) << i;
+  }
+  const auto table = rotary_table(options, 128, 3, 1, kDouble);
+  const auto angle = 3 * after[5].item<double>();
+  const double scale = 1.1386294361119891;  // 0.1 ln 4 + 1
+  EXPECT_NEAR(table.cosine[0][5].item<double>(), scale * std::cos(angle), 1e-6);
+  EXPECT_NEAR(table.sine[0][5].item<double>(), scale * std::sin(angle), 1e-6);
+}
+
+TEST(Rotary, LinearFrequencies) {
+  const auto before = rotary_frequencies({}, 8);
+  const auto after =
+      rotary_frequencies({.scaling = RopeScaling::linear, .factor = 8}, 8);
+  EXPECT_TRUE(torch::allclose(after * 8, before));
 }
 
 TEST(Rotary, NamesOddHeads) {
