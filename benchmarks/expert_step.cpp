@@ -149,7 +149,8 @@ void exchange(const Arguments& arguments, World& world) {
       route(torch::randn({tokens, options.experts}), options, 1, false);
   const Assignment assignment(routing.experts, options.experts);
   const auto& group = world.group();
-  const Exchange all(assignment.counts(), group, x, "exchange");
+  Exchange all(assignment.counts(), group, x, "exchange");
+  all.settle();
   const auto rows = assignment.spread(x);
   const auto arrived = all.send(rows);
   const auto order = torch::randperm(arrived.size(0));

@@ -220,8 +220,8 @@ MixtureOfExperts::MixtureOfExperts(
 }
 
 // Experts without rows have gradients of zeros.
-Tensor MixtureOfExperts::compute(
-    const Tensor& rows, const std::vector<int64_t>& counts) const {
+Tensor
+MixtureOfExperts::compute(const Tensor& rows, const RowCounts& counts) const {
   const double share = 1.0 / parallel_.experts.size();
   if (std::ranges::any_of(experts_, [](const Expert& one) {
         return one.gate->has_adapter() || one.up->has_adapter() ||
@@ -253,13 +253,13 @@ Tensor MixtureOfExperts::compute(
 
 // Computes one expert after the other, with their adapters.
 Tensor MixtureOfExperts::compute_each(
-    const Tensor& rows, const std::vector<int64_t>& counts,
-    double share) const {
+    const Tensor& rows, const RowCounts& counts, double share) const {
   std::vector<Tensor> results;
   int64_t begin = 0;
   for (size_t i = 0; i < experts_.size(); ++i) {
-    const auto own = rows.narrow(0, begin, counts[i]);
-    begin += counts[i];
+    const int64_t count = counts.on_host()[i];
+    const auto own = rows.narrow(0, begin, count);
+    begin += count;
     const auto& [gate, up, down] = experts_[i];
     results.push_back(down->times(
         silu_times(gate->times(own, share), up->times(own, share)), share));
@@ -293,8 +293,11 @@ MixtureOfExperts::forward(const Tensor& x, int64_t batch, int64_t sequence) {
   }
   const Assignment assignment(routing.experts, routing_.experts, capacity);
   router_->count(assignment.loads(), assignment.dropped());
-  const Exchange exchange(
-      assignment.counts(), parallel_.experts, tokens, label_);
+  Exchange exchange(assignment.counts(), parallel_.experts, tokens, label_);
+  // They keep the device busy while the host learns how many rows there are.
+  Tensor shared;
+  if (shared_) shared = shared_->forward(x, here);
+  exchange.settle();
   auto rows = exchange.send(
       assignment.spread(copy_to(tokens, group, label_ + " input gradient")));
   rows = exchange.give_back(compute(rows, exchange.counts()));
@@ -303,7 +306,7 @@ MixtureOfExperts::forward(const Tensor& x, int64_t batch, int64_t sequence) {
   y = reduce_from(y, group, label_ + " sum");
   y = sharded ? scatter_to(y, group, 0, sizes, label_ + " scatter")
               : y.view(x.sizes());
-  if (shared_) y = y + shared_->forward(x, here);
+  if (shared.defined()) y = y + shared;
   return {std::move(y), std::move(routing.losses)};
 }
 

@@ -127,10 +127,9 @@ class MixtureOfExperts : public torch::nn::Module {
     std::shared_ptr<ExpertMatrix> gate, up, down;
   };
   torch::Tensor
-  compute(const torch::Tensor& rows, const std::vector<int64_t>& counts) const;
+  compute(const torch::Tensor& rows, const RowCounts& counts) const;
   torch::Tensor compute_each(
-      const torch::Tensor& rows, const std::vector<int64_t>& counts,
-      double share) const;
+      const torch::Tensor& rows, const RowCounts& counts, double share) const;
 
   TensorParallel parallel_;
   std::string label_;

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "echelon/comm/group.h"
-#include "echelon/train/strategies/host_copy.h"
+#include "echelon/layers/host_copy.h"
 
 namespace echelon {
 namespace {

@@ -54,7 +54,7 @@
 #include "echelon/train/step_shots.h"
 #include "echelon/train/step_sums.h"
 #include "echelon/train/stop_signals.h"
-#include "echelon/train/strategies/host_copy.h"
+#include "echelon/layers/host_copy.h"
 #include "echelon/train/strategies/model_partition.h"
 
 namespace echelon {

@@ -189,7 +189,7 @@ TEST(GroupedLinearGpu, IsTheCpus) {
       inputs.push_back(matrices[i].detach().requires_grad_());
     }
     const auto rows = on(x).requires_grad_();
-    const auto y = grouped_linear(rows, counts, inputs, 0.5);
+    const auto y = grouped_linear(rows, RowCounts(counts), inputs, 0.5);
     inputs.push_back(rows);
     auto results = torch::autograd::grad({y}, inputs, {on(g)});
     results.push_back(y.detach());

@@ -33,41 +33,16 @@ class ScaledGradient : public torch::autograd::Function<ScaledGradient> {
   }
 };
 
-// On `device`, without a wait for it.
-Tensor whole_numbers(const std::vector<int64_t>& values, torch::Device device) {
-  const auto host = torch::tensor(values, torch::kInt64);
-  if (device.is_cpu()) return host;
-  return host.pin_memory().to(device, /*non_blocking=*/true);
+std::vector<int64_t> numbers_of(const Tensor& host) {
+  const auto* begin = host.const_data_ptr<int64_t>();
+  return {begin, begin + host.numel()};
 }
 
-// Rows of this rank's experts, [rank * experts + expert].
-std::vector<int64_t> exchange_counts(
-    const std::vector<int64_t>& counts, const Group& group, const Tensor& like,
-    const std::string& label) {
-  const auto total = static_cast<int64_t>(counts.size());
-  const auto own = experts_of(total, group);
-  std::vector<int64_t> all;
-  if (like.is_meta()) {
-    for (int rank = 0; rank < group.size(); ++rank) {
-      all.insert(
-          all.end(), counts.begin() + own.begin, counts.begin() + own.end);
-    }
-    return all;
-  }
-  const torch::NoGradGuard no_grad;
-  const auto mine = whole_numbers(counts, like.device());
-  const auto received =
-      torch::empty({group.size() * own.size()}, mine.options());
-  group
-      .all_to_all(
-          received, mine,
-          std::vector<int64_t>(static_cast<size_t>(group.size()), own.size()),
-          even_split(total, group.size()), {.label = label + " counts"})
-      .wait();
-  const auto host = received.to(torch::kCPU);
-  const auto* numbers = host.const_data_ptr<int64_t>();
-  all.assign(numbers, numbers + host.numel());
-  return all;
+int64_t
+sum_of(const std::vector<int64_t>& numbers, size_t begin, size_t count) {
+  const auto first = numbers.begin() + static_cast<int64_t>(begin);
+  return std::accumulate(
+      first, first + static_cast<int64_t>(count), int64_t{0});
 }
 
 }  // namespace
@@ -77,28 +52,62 @@ IndexRange experts_of(int64_t experts, const Group& group) {
 }
 
 Exchange::Exchange(
-    const std::vector<int64_t>& counts, const Group& group, const Tensor& like,
+    const RowCounts& counts, const Group& group, const Tensor& like,
     std::string label)
-    : group_(group), label_(std::move(label)), counts_(counts) {
+    : group_(group),
+      label_(std::move(label)),
+      counts_(counts),
+      device_(like.device()) {
+  if (group_.size() == 1 || like.is_meta()) return;
+  const torch::NoGradGuard no_grad;
+  const auto mine = counts.on(device_);
+  const int64_t total = mine.size(0);
+  const int64_t own = experts_of(total, group_).size();
+  const auto coming = torch::empty({group_.size() * own}, mine.options());
+  group_
+      .all_to_all(
+          coming, mine,
+          std::vector<int64_t>(static_cast<size_t>(group_.size()), own),
+          even_split(total, group_.size()), {.label = label_ + " counts"})
+      .wait();
+  numbers_.emplace(std::vector<Tensor>{mine, coming});
+}
+
+void Exchange::settle() {
   if (group_.size() == 1) return;
-  const auto total = static_cast<int64_t>(counts.size());
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    const auto theirs = even_range(total, rank, group_.size());
-    sent_.push_back(std::accumulate(
-        counts.begin() + theirs.begin, counts.begin() + theirs.end,
-        int64_t{0}));
+  std::vector<int64_t> mine, from;
+  if (numbers_) {
+    const auto& host = numbers_->wait();
+    mine = numbers_of(host[0]);
+    from = numbers_of(host[1]);
+    numbers_.reset();
+  } else {  // on the meta device
+    mine = counts_.on_host();
+    const auto theirs = experts_of(std::ssize(mine), group_);
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      from.insert(
+          from.end(), mine.begin() + theirs.begin, mine.begin() + theirs.end);
+    }
   }
-  const auto from = exchange_counts(counts, group_, like, label_);
-  const auto own = static_cast<size_t>(experts_of(total, group_).size());
   const auto ranks = static_cast<size_t>(group_.size());
-  counts_.assign(own, 0);
+  const size_t own = from.size() / ranks;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    const auto theirs =
+        even_range(std::ssize(mine), static_cast<int64_t>(rank), group_.size());
+    sent_.push_back(sum_of(
+        mine, static_cast<size_t>(theirs.begin),
+        static_cast<size_t>(theirs.size())));
+    received_.push_back(sum_of(from, rank * own, own));
+  }
+  std::vector<int64_t> counts(own, 0);
   std::vector<int64_t> begins;  // of the rows of each rank and expert
   int64_t begin = 0;
   for (size_t i = 0; i < from.size(); ++i) {
     begins.push_back(begin);
     begin += from[i];
-    counts_[i % own] += from[i];
+    counts[i % own] += from[i];
   }
+  counts_ = RowCounts(std::move(counts));
   std::vector<int64_t> order;
   order.reserve(static_cast<size_t>(begin));
   for (size_t expert = 0; expert < own; ++expert) {
@@ -109,16 +118,11 @@ Exchange::Exchange(
       }
     }
   }
-  for (size_t rank = 0; rank < ranks; ++rank) {
-    received_.push_back(std::accumulate(
-        from.begin() + static_cast<int64_t>(rank * own),
-        from.begin() + static_cast<int64_t>((rank + 1) * own), int64_t{0}));
-  }
   const torch::NoGradGuard no_grad;
-  order_ = like.is_meta()
+  order_ = device_.is_meta()
                ? torch::empty(
                      {begin}, torch::dtype(torch::kInt64).device(torch::kMeta))
-               : whole_numbers(order, like.device());
+               : to_device(torch::tensor(order, torch::kInt64), device_);
   inverse_ = torch::empty_like(order_);
   inverse_.scatter_(0, order_, torch::arange(order_.size(0), order_.options()));
 }

@@ -2,7 +2,9 @@
 // group, each of which has samples of its own. A token's rows go to the ranks
 // that have its experts, and come back.
 //
-//   const Exchange exchange(assignment.counts(), group, x, "layer.mlp");
+//   Exchange exchange(assignment.counts(), group, x, "layer.mlp");
+//   … what needs no rows of others …
+//   exchange.settle();
 //   auto rows = exchange.send(assignment.spread(x));
 //   … this rank's experts compute exchange.counts() rows each …
 //   rows = exchange.give_back(rows);
@@ -18,11 +20,14 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "echelon/comm/group.h"
+#include "echelon/layers/host_copy.h"
 #include "echelon/layout/shard.h"
+#include "echelon/parallel/expert/row_counts.h"
 
 namespace echelon {
 
@@ -34,17 +39,20 @@ IndexRange experts_of(int64_t experts, const Group& group);
 class Exchange {
  public:
   /// Every rank of the group makes one. Tells the others how many rows they
-  /// will get, and reads on the host how many come.
+  /// will get, without a wait for the device. Before anything else is called,
+  /// settle() waits for how many go and come, and for nothing that was queued
+  /// since.
   ///
   ///   counts  rows of each expert on this rank
   ///   like    a tensor of the device; on the meta device every rank sends
   ///           what this one does, and nothing is sent
   Exchange(
-      const std::vector<int64_t>& counts, const Group& group,
-      const torch::Tensor& like, std::string label);
+      const RowCounts& counts, const Group& group, const torch::Tensor& like,
+      std::string label);
+  void settle();
 
   /// Rows of each of this rank's experts, from all ranks.
-  const std::vector<int64_t>& counts() const { return counts_; }
+  const RowCounts& counts() const { return counts_; }
 
   /// rows [sum of this rank's counts, width], sorted by expert -> the rows of
   /// this rank's experts, sorted by expert and then by rank. Differentiable:
@@ -56,7 +64,10 @@ class Exchange {
  private:
   Group group_;
   std::string label_;
-  std::vector<int64_t> counts_;
+  RowCounts counts_;
+  torch::Device device_;
+  std::optional<HostCopy> numbers_;  // rows of each expert here, and
+                                     // [rank * own experts + expert] that come
   std::vector<int64_t> sent_, received_;  // rows, by rank
   torch::Tensor order_, inverse_;  // of received rows: by rank -> by expert
 };

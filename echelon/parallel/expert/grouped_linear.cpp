@@ -25,27 +25,19 @@ using torch::autograd::variable_list;
 
 // What the function saves besides tensors.
 struct GroupedCall : torch::CustomClassHolder {
-  std::vector<int64_t> counts;
+  RowCounts counts = RowCounts(std::vector<int64_t>{});
   double share = 1;
 };
 
 // Calls compute(expert, first row, rows) for each.
 template <class Compute>
-void for_experts(const std::vector<int64_t>& counts, const Compute& compute) {
+void for_experts(const RowCounts& counts, const Compute& compute) {
   int64_t begin = 0;
-  for (size_t expert = 0; expert < counts.size(); ++expert) {
-    compute(expert, begin, counts[expert]);
-    begin += counts[expert];
+  const auto& rows = counts.on_host();
+  for (size_t expert = 0; expert < rows.size(); ++expert) {
+    compute(expert, begin, rows[expert]);
+    begin += rows[expert];
   }
-}
-
-// Where each expert's rows end.
-Tensor ends_of(const std::vector<int64_t>& counts, torch::Device device) {
-  std::vector<int32_t> ends;
-  for_experts(counts, [&](size_t, int64_t begin, int64_t rows) {
-    ends.push_back(static_cast<int32_t>(begin + rows));
-  });
-  return torch::tensor(ends, torch::kInt32).to(device, /*non_blocking=*/true);
 }
 
 // Whether LibTorch has refused a call. The first refusal is told to the user.
@@ -85,7 +77,7 @@ Tensor unless_refused(const Call& call) {
 
 // rows [sum of counts, in] times matrices[expert] [in, out].
 Tensor products(
-    const Tensor& rows, const std::vector<int64_t>& counts,
+    const Tensor& rows, const RowCounts& counts,
     const std::vector<Tensor>& matrices) {
   auto result =
       torch::empty({rows.size(0), matrices[0].size(1)}, rows.options());
@@ -233,20 +225,18 @@ Tensor detail::stacked_in_memory(const std::vector<Tensor>& tensors) {
 }
 
 Tensor detail::grouped_product(
-    const Tensor& rows, const std::vector<int64_t>& counts,
-    const Tensor& weights) {
+    const Tensor& rows, const RowCounts& counts, const Tensor& weights) {
   return at::_grouped_mm(
-      rows, weights.transpose(1, 2), ends_of(counts, rows.device()));
+      rows, weights.transpose(1, 2), counts.ends_on(rows.device()));
 }
 
 Tensor detail::grouped_gradient(
-    const Tensor& rows, const std::vector<int64_t>& counts,
-    const Tensor& gradient) {
-  return at::_grouped_mm(gradient.t(), rows, ends_of(counts, rows.device()));
+    const Tensor& rows, const RowCounts& counts, const Tensor& gradient) {
+  return at::_grouped_mm(gradient.t(), rows, counts.ends_on(rows.device()));
 }
 
 Tensor grouped_linear(
-    const Tensor& rows, const std::vector<int64_t>& counts,
+    const Tensor& rows, const RowCounts& counts,
     const std::vector<Tensor>& weights, double share) {
   auto call = c10::make_intrusive<GroupedCall>();
   call->counts = counts;

@@ -6,12 +6,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "echelon/parallel/expert/row_counts.h"
+
 namespace echelon {
 
 /// The rows of each expert times its matrix, one expert after the other.
 ///
 ///   rows     [sum of counts, in]: those of weights[0] first
-///   counts   the rows of each; may be 0
+///   counts   the rows of each; may be 0. The host reads them unless one kernel
+///            computes all
 ///   weights  one for each expert, all [out, in]
 ///   share    multiplies the weights' gradients, which are views of one tensor;
 ///            those of experts without rows are zeros
@@ -23,7 +26,7 @@ namespace echelon {
 /// are multiples of 8. Else there is a product for each expert. Differentiable
 /// any number of times.
 torch::Tensor grouped_linear(
-    const torch::Tensor& rows, const std::vector<int64_t>& counts,
+    const torch::Tensor& rows, const RowCounts& counts,
     const std::vector<torch::Tensor>& weights, double share);
 
 namespace detail {
@@ -34,11 +37,11 @@ torch::Tensor stacked_in_memory(const std::vector<torch::Tensor>& tensors);
 
 /// The products as one call of _grouped_mm: `weights` is stacked_in_memory.
 torch::Tensor grouped_product(
-    const torch::Tensor& rows, const std::vector<int64_t>& counts,
+    const torch::Tensor& rows, const RowCounts& counts,
     const torch::Tensor& weights);
 /// The gradients of the weights, [experts, out, in], by one call.
 torch::Tensor grouped_gradient(
-    const torch::Tensor& rows, const std::vector<int64_t>& counts,
+    const torch::Tensor& rows, const RowCounts& counts,
     const torch::Tensor& gradient);
 
 }  // namespace detail

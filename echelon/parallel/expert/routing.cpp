@@ -323,7 +323,7 @@ int64_t capacity_tokens(int64_t tokens, const RoutingOptions& options) {
 Assignment::Assignment(
     const Tensor& experts, int64_t num_experts,
     const std::optional<Capacity>& capacity)
-    : per_token_(experts.size(1)) {
+    : per_token_(experts.size(1)), counts_(std::vector<int64_t>{}) {
   const torch::NoGradGuard no_grad;
   auto flat = experts.reshape({-1});
   loads_ = loads_of(flat, num_experts);
@@ -336,20 +336,21 @@ Assignment::Assignment(
   order_ = std::get<1>(flat.sort(
       /*stable=*/true, /*dim=*/0, /*descending=*/false));
   if (flat.is_meta()) {
+    std::vector<int64_t> counts;
     for (int64_t i = 0; i < num_experts; ++i) {
       const int64_t even = even_range(flat.size(0), i, num_experts).size();
-      counts_.push_back(
+      counts.push_back(
           capacity ? std::min(even, capacity->samples * capacity->tokens)
                    : even);
     }
+    counts_ = RowCounts(std::move(counts));
   } else {
-    const auto counts = kept.to(torch::kCPU);
-    const auto* numbers = counts.const_data_ptr<int64_t>();
-    counts_.assign(numbers, numbers + num_experts);
+    counts_ = RowCounts(kept);
   }
   if (capacity) {
+    const auto& counts = counts_.on_host();
     order_ = order_.narrow(
-        0, 0, std::accumulate(counts_.begin(), counts_.end(), int64_t{0}));
+        0, 0, std::accumulate(counts.begin(), counts.end(), int64_t{0}));
     return;
   }
   inverse_ = torch::empty_like(order_);

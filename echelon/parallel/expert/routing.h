@@ -30,6 +30,7 @@
 
 #include "echelon/comm/group.h"
 #include "echelon/layout/shard.h"
+#include "echelon/parallel/expert/row_counts.h"
 
 namespace echelon {
 
@@ -137,14 +138,15 @@ int64_t capacity_tokens(int64_t tokens, const RoutingOptions& options);
 /// order of the tokens.
 class Assignment {
  public:
-  /// `experts` int64 [tokens, k]. Reads the counts on the host. On the meta
-  /// device, which has no values, the load of all experts is even.
+  /// `experts` int64 [tokens, k]. With a capacity the host reads the counts, to
+  /// know how many rows there are. On the meta device, which has no values, the
+  /// load of all experts is even.
   Assignment(
       const torch::Tensor& experts, int64_t num_experts,
       const std::optional<Capacity>& capacity = std::nullopt);
 
   /// Rows of each expert. Their sum is tokens * k, less the dropped choices.
-  const std::vector<int64_t>& counts() const { return counts_; }
+  const RowCounts& counts() const { return counts_; }
   /// How many choices each expert got, and how many of these were dropped
   /// (undefined without a capacity). int64 [num_experts] on the device.
   const torch::Tensor& loads() const { return loads_; }
@@ -164,7 +166,7 @@ class Assignment {
                            // there may be choices without a row
   torch::Tensor loads_, dropped_;
   int64_t per_token_;
-  std::vector<int64_t> counts_;
+  RowCounts counts_;
 };
 
 /// rows.index_select(0, order) for a permutation, whose backward is one too.

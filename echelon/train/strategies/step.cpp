@@ -20,7 +20,7 @@
 #include "echelon/profiling/memory_meter.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
-#include "echelon/train/strategies/host_copy.h"
+#include "echelon/layers/host_copy.h"
 #include "echelon/train/strategies/model_source.h"
 
 namespace echelon {

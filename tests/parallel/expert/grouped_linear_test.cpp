@@ -53,7 +53,7 @@ TEST(GroupedLinear, IsALinearLayerForEachExpert) {
       std::vector<Tensor> inputs = weights;
       inputs.push_back(rows);
       const auto expected = one_by_one(rows, counts, weights);
-      const auto found = grouped_linear(rows, counts, weights, 0.5);
+      const auto found = grouped_linear(rows, RowCounts(counts), weights, 0.5);
       expect_near(found, expected);
       const auto exact = grad({expected}, inputs, {cotangent});
       const auto gradients = grad({found}, inputs, {cotangent});
@@ -64,13 +64,25 @@ TEST(GroupedLinear, IsALinearLayerForEachExpert) {
   }
 }
 
+TEST(RowCounts, AreTheSameFromTheHostAndFromADevice) {
+  const RowCounts host(kCounts), device(torch::tensor(kCounts, torch::kInt64));
+  EXPECT_EQ(device.on_host(), kCounts);
+  EXPECT_EQ(host.on_host(), kCounts);
+  EXPECT_TRUE(host.on(torch::kCPU).equal(device.on(torch::kCPU)));
+  const auto ends = torch::tensor({3, 3, 8, 9}, torch::kInt32);
+  EXPECT_TRUE(host.ends_on(torch::kCPU).equal(ends));
+  EXPECT_TRUE(device.ends_on(torch::kCPU).equal(ends));
+}
+
 TEST(GroupedLinear, OfFrozenWeightsOnlyRowsHaveAGradient) {
   auto weights = weights_of(true);
   for (auto& weight : weights) weight.set_requires_grad(false);
   const auto rows = parity::random({9, kIn}, 2).requires_grad_();
   const auto cotangent = parity::random({9, kOut}, 3);
   expect_near(
-      grad({grouped_linear(rows, kCounts, weights, 1)}, {rows}, {cotangent})[0],
+      grad(
+          {grouped_linear(rows, RowCounts(kCounts), weights, 1)}, {rows},
+          {cotangent})[0],
       grad({one_by_one(rows, kCounts, weights)}, {rows}, {cotangent})[0]);
 }
 
@@ -85,7 +97,8 @@ TEST(GroupedLinear, CanBeDifferentiatedTwice) {
         {first[0].pow(2).sum() + first[1].pow(2).sum()},
         {rows, weights[0], weights[2]});
   };
-  const auto found = twice(grouped_linear(rows, kCounts, weights, 1));
+  const auto found =
+      twice(grouped_linear(rows, RowCounts(kCounts), weights, 1));
   const auto expected = twice(one_by_one(rows, kCounts, weights));
   for (size_t i = 0; i < found.size(); ++i) {
     EXPECT_TRUE(torch::allclose(found[i], expected[i], 1e-11, 1e-11)) << i;
@@ -109,6 +122,7 @@ TEST(GroupedLinear, TensorsAtEvenDistancesAreOneTensor) {
 TEST(GroupedLinear, OneCallComputesTheSame) {
   const auto weights = weights_of(true);
   const auto all = detail::stacked_in_memory(weights).to(torch::kBFloat16);
+  const RowCounts counts(torch::tensor(kCounts, torch::kInt64));
   const auto low = [](const Tensor& x) { return x.to(torch::kBFloat16); };
   const auto rows = parity::random({9, kIn}, 2);
   const auto cotangent = parity::random({9, kOut}, 3);
@@ -118,7 +132,7 @@ TEST(GroupedLinear, OneCallComputesTheSame) {
         << (actual.to(torch::kFloat64) - expected).abs().max();
   };
   rounded(
-      detail::grouped_product(low(rows), kCounts, all),
+      detail::grouped_product(low(rows), counts, all),
       one_by_one(rows, kCounts, weights));
   const auto leaf = rows.detach().requires_grad_();
   std::vector<Tensor> inputs = weights;
@@ -126,10 +140,10 @@ TEST(GroupedLinear, OneCallComputesTheSame) {
   const auto exact =
       grad({one_by_one(leaf, kCounts, weights)}, inputs, {cotangent});
   rounded(
-      detail::grouped_product(low(cotangent), kCounts, all.transpose(1, 2)),
+      detail::grouped_product(low(cotangent), counts, all.transpose(1, 2)),
       exact[4]);
   rounded(
-      detail::grouped_gradient(low(rows), kCounts, low(cotangent)),
+      detail::grouped_gradient(low(rows), counts, low(cotangent)),
       torch::stack({exact[0], exact[1], exact[2], exact[3]}));
 }
 

@@ -151,7 +151,7 @@ TEST(Assignment, SpreadsAndCollectsAsTheFormula) {
   std::vector<Tensor> results;
   int64_t begin = 0;
   for (int64_t e = 0; e < kExperts; ++e) {
-    const int64_t count = assignment.counts()[static_cast<size_t>(e)];
+    const int64_t count = assignment.counts().on_host()[static_cast<size_t>(e)];
     EXPECT_EQ(count, routing.experts.eq(e).sum().item<int64_t>());
     results.push_back(
         rows.narrow(0, begin, count) * static_cast<double>(e + 1));
@@ -200,7 +200,7 @@ TEST(Assignment, DropsWhatIsBeyondTheCapacityOfASample) {
   const Assignment assignment(experts, 3, Capacity{.samples = 2, .tokens = 2});
   EXPECT_THAT(numbers_of(assignment.loads()), ElementsAre(2, 7, 7));
   EXPECT_THAT(numbers_of(assignment.dropped()), ElementsAre(0, 3, 3));
-  EXPECT_THAT(assignment.counts(), ElementsAre(2, 4, 4));
+  EXPECT_THAT(assignment.counts().on_host(), ElementsAre(2, 4, 4));
   const auto kept = torch::tensor(
       {{1, 1}, {1, 1}, {1, 0}, {0, 0}, {1, 1}, {1, 1}, {0, 1}, {0, 0}},
       torch::kFloat64);
@@ -229,7 +229,7 @@ TEST(Assignment, DropsWhatIsBeyondTheCapacityOfASample) {
   // Without samples there is nothing to drop.
   const Assignment none(
       experts.narrow(0, 0, 0), 3, Capacity{.samples = 0, .tokens = 2});
-  EXPECT_THAT(none.counts(), ElementsAre(0, 0, 0));
+  EXPECT_THAT(none.counts().on_host(), ElementsAre(0, 0, 0));
 }
 
 }  // namespace echelon::routing_test

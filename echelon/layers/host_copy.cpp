@@ -1,4 +1,4 @@
-#include "echelon/train/strategies/host_copy.h"
+#include "echelon/layers/host_copy.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
