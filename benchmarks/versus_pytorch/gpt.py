@@ -13,6 +13,8 @@ tokens.
   stage2  fsdp=2, stage 2  against FSDP2, parameters kept until backward
   stage3  fsdp=2, stage 3  against FSDP2
   cp      cp=2, ring       against the ring of context_parallel
+  compiled   dp=2          against DistributedDataParallel by torch.compile
+  compiled1  dp=1          against one rank by torch.compile; two at once
 
 PyTorch is at its best: fused optimizer, gradient_as_bucket_view and
 static_graph (DDP), parameters_as_bucket_view (ZeroRedundancyOptimizer), a
@@ -76,6 +78,13 @@ WORKS = {
     "stage3": Work(
         "fsdp=2, stage 3",
         ("--mode", "fsdp"), ("--mode", "fsdp", "--stage", "3"), WHOLE,
+    ),
+    "compiled": Work(
+        "dp=2, torch.compile",
+        ("--mode", "dp", "--compile"), ("--mode", "dp"), WHOLE,
+    ),
+    "compiled1": Work(
+        "dp=1, torch.compile", (*WHOLE, "--compile"), WHOLE, WHOLE
     ),
     "cp": Work(
         "cp=2, ring",

@@ -3,7 +3,7 @@
 
 Each round runs PyTorch with its defaults, PyTorch with its best settings
 (fused optimizer, gradient_as_bucket_view; torchvision's own decoder) and
-Echelon, one after the other. A ratio is PyTorch's time over Echelon's within
+Echelon, one after the other. --compile adds PyTorch's best by torch.compile. A ratio is PyTorch's time over Echelon's within
 one round: above 1 Echelon is faster. The cost of being distributed is a step's
 time over that of the same step without communication in as many ranks, less 1.
 
@@ -35,7 +35,7 @@ def compare_losses(name, theirs, ours):
             )
 
 
-def measure_step(sides, name, rounds):
+def measure_step(sides, name, rounds, compiled):
     """Times of each round, by side: {"default": [{...}], ...}."""
     from works import WORKS, write_start
 
@@ -50,6 +50,8 @@ def measure_step(sides, name, rounds):
         "best": [*torch, "--best"],
         "echelon": echelon,
     }
+    if compiled:
+        commands["compiled"] = [*torch, "--best", "--compile"]
     times = {side: [] for side in commands}
     for _ in range(rounds):
         for side, command in commands.items():
@@ -82,7 +84,9 @@ def report_step(name, times):
         row[f"cost_{side}"] = spread(costs)
         row["losses"][side] = results[0]["losses"]
         row.setdefault("all", {})[side] = steps
-    for side in SIDES:
+    for side in times:
+        if side == "echelon":
+            continue
         pairs = zip(row["all"][side], row["all"]["echelon"])
         row[f"ratio_{side}"] = spread([a / b for a, b in pairs])
     return row
@@ -227,6 +231,11 @@ def show(row):
         f" {text('echelon', plain):>9}"
         f"  {text('ratio_default', ratio):>22} {text('ratio_best', ratio):>22}"
     )
+    if "ratio_compiled" in row:
+        print(
+            f"{'  by torch.compile':<28} {'':<9} {text('compiled', plain):>9}"
+            f" {'':>20} {text('ratio_compiled', ratio):>22}"
+        )
     if "cost_echelon" in row:
         cost = "{median:.1%}"
         print(
@@ -243,6 +252,10 @@ def main():
     )
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--compile", action="store_true",
+        help="time a step by torch.compile too",
+    )
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     options = parser.parse_args()
@@ -268,7 +281,9 @@ def main():
             elif kind == "images":
                 new = [measure_images(sides, options.rounds)]
             else:
-                times = measure_step(sides, kind, options.rounds)
+                times = measure_step(
+                    sides, kind, options.rounds, options.compile
+                )
                 new = [report_step(kind, times)]
             for row in new:
                 show(row)

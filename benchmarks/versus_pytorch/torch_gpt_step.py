@@ -8,6 +8,7 @@
 --mode cp      the ring of context_parallel, and DistributedDataParallel
 --alone        the same on each rank, with the collectives left out: the process
                group is PyTorch's fake one (tp), or the model is not wrapped
+--compile      dp: by torch.compile, around DistributedDataParallel
 """
 import argparse
 import contextlib
@@ -56,7 +57,13 @@ def build(options, shape, size):
                 else torch_ring.attention(dist.group.WORLD)
             )
     if options.alone:
-        return model
+        return torch.compile(model) if options.compile else model
+    if options.compile:  # which asks for a graph that may change
+        return torch.compile(
+            torch.nn.parallel.DistributedDataParallel(
+                model, gradient_as_bucket_view=True
+            )
+        )
     return torch.nn.parallel.DistributedDataParallel(
         model, gradient_as_bucket_view=True, static_graph=True
     )
@@ -68,6 +75,7 @@ def main():
                         required=True)
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     for name in ("layers", "hidden", "heads", "vocabulary", "positions"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)

@@ -40,6 +40,7 @@ def main():
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--best", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--first-step", action="store_true")
     parser.add_argument("--check-steps", type=int, default=6)
     parser.add_argument("--blocks", type=int, default=5)
@@ -53,6 +54,8 @@ def main():
     def build():
         model = make_model(work)
         model.load_state_dict(load_file(options.weights))
+        if options.compile:
+            model.compile()  # in place, its parameters stay
         return model, make_optimizer(work, model.parameters(), options.best)
 
     data = load_file(options.data)
