@@ -91,6 +91,8 @@ Operation counted_operation(
   }
   if (!one.product) return operation;
   operation.kind = OperationKind::matrix;
+  // Of what runs with fp8, only these products have 8 bits.
+  operation.wide = one.name != "fp8_mm_";
   operation.product = *one.product;
   operation.count = one.count;
   operation.m = one.m;
@@ -203,8 +205,12 @@ LayerWork counted_work(
   if (strategy.recompute == Recompute::all) work.again = work.forward;
   if (strategy.recompute == Recompute::selective) {
     for (const Operation& operation : std::as_const(work.forward)) {
-      if (operation.kind == OperationKind::memory)
+      // Products are kept, so their factors are not rounded again.
+      const bool of_product =
+          operation.name == "largest_magnitude" || operation.name == "to_fp8";
+      if (operation.kind == OperationKind::memory && !of_product) {
         work.again.push_back(operation);
+      }
     }
   }
   return work;

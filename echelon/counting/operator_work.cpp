@@ -184,6 +184,10 @@ const std::unordered_map<std::string, Formula>& formulas() {
     const Formula added = [](const RecordedCall& c) {
       return matmul_flops(c.in(1), c.in(2));
     };
+    // kernels/fp8.h: [m, k] times the transpose of [n, k].
+    const Formula of_transposed = [](const RecordedCall& c) {
+      return 2.0 * product(c.in(1)) * static_cast<double>(c.in(2)[0]);
+    };
     const Formula vector = [](const RecordedCall& c) {
       return 2.0 * product(c.in(0));
     };
@@ -203,6 +207,7 @@ const std::unordered_map<std::string, Formula>& formulas() {
     };
     auto* map = new std::unordered_map<std::string, Formula>{
         {"aten::mm", two},
+        {"echelon::fp8_mm_", of_transposed},
         {"aten::bmm", two},
         {"aten::mv", vector},
         {"aten::dot", vector},
@@ -262,6 +267,7 @@ int64_t kernels_of(const std::string& name) {
       {"native_batch_norm", 3},       // two of statistics
       {"native_batch_norm_backward", 2},
       {"native_group_norm_backward", 3},
+      {"largest_magnitude", 2},         // its memory is set to 0 first
       {"embedding_dense_backward", 8},  // a sort, its counts, the sums
       {"index_put_", 8},
       {"_index_put_impl_", 8}};
@@ -304,6 +310,11 @@ std::vector<OperatorWork> operator_work(
   const RecordedCall call(op, arguments, results);
   const std::string& name = call.name();
   if (is_one_of(name, {"mm", "bmm", "mv"})) return {call.matrices(0, 1)};
+  if (name == "fp8_mm_") {
+    OperatorWork work = call.matrices(1, 2);
+    work.n = call.in(2)[0];
+    return {work};
+  }
   if (is_one_of(name, {"addmm", "addmm_", "baddbmm", "baddbmm_", "addmv"})) {
     return {call.matrices(1, 2)};
   }

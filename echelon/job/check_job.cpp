@@ -402,6 +402,15 @@ class Checker {
           "[model] dtype = \"float64\" would be rounded to it in each layer; "
           "set dtype = \"float32\", or compute = \"same\"");
     }
+    check_fp8();
+  }
+
+  void check_fp8() {
+    if (job_.precision.compute != ComputeDtype::fp8) return;
+    if (is_language_model(job_.model)) return;
+    fail(
+        "precision.compute",
+        "is for the linear layers of language models; set compute = \"bf16\"");
   }
 
   // The forward and backward passes of one step, each on its part of the batch.

@@ -7,12 +7,14 @@
 namespace echelon {
 
 void check_compute_on_processor(const Job& job) {
-  if (job.precision.compute != ComputeDtype::tf32) return;
+  const bool tf32 = job.precision.compute == ComputeDtype::tf32;
+  if (!tf32 && job.precision.compute != ComputeDtype::fp8) return;
   const bool own = job.document.entries().empty();
   throw ConfigError(
       (own ? describe(job) : job.document).where("precision.compute") +
-      ": is for the matrix units of GPUs, and the ranks are on CPUs; set "
-      "compute = \"same\", whose products are float32, or \"bf16\"");
+      ": is for the matrix units of GPUs, and the ranks are on CPUs; set " +
+      (tf32 ? "compute = \"same\", whose products are float32, or \"bf16\""
+            : "compute = \"bf16\", which fp8 is but for those products"));
 }
 
 Job with_compute_dtype(Job job, bool gpus_with_bf16) {

@@ -1,4 +1,4 @@
-// [precision] compute = "auto" and "tf32": what they are on a device.
+// [precision] compute = "auto", "tf32" and "fp8": what they are on a device.
 #pragma once
 
 #include "echelon/cluster/device.h"
@@ -6,7 +6,7 @@
 
 namespace echelon {
 
-/// Throws ConfigError for tf32: CPUs have no such products.
+/// Throws ConfigError for tf32 and fp8: CPUs have no such products.
 void check_compute_on_processor(const Job& job);
 
 /// The job as ranks compute it that have GPUs with bf16, or other devices:
@@ -16,8 +16,8 @@ void check_compute_on_processor(const Job& job);
 /// compress). Other values stay.
 Job with_compute_dtype(Job job, bool gpus_with_bf16);
 
-/// The same for a device that is not here. Throws ConfigError for tf32 on a
-/// processor.
+/// The same for a device that is not here. Throws ConfigError for tf32 and
+/// fp8 on a processor.
 Job with_compute_dtype(Job job, const cluster::Device& device);
 
 }  // namespace echelon

@@ -15,6 +15,7 @@ extern const std::string_view numbers_cu;
 extern const std::string_view elementwise_cu;
 extern const std::string_view norm_cu;
 extern const std::string_view vocab_loss_cu;
+extern const std::string_view fp8_cu;
 }  // namespace sources
 
 namespace {
@@ -47,6 +48,11 @@ const KernelSource& norm_source() {
 const KernelSource& vocab_loss_source() {
   static const auto source =
       after_numbers("vocab_loss.cu", sources::vocab_loss_cu);
+  return source;
+}
+
+const KernelSource& fp8_source() {
+  static const auto source = after_numbers("fp8.cu", sources::fp8_cu);
   return source;
 }
 

@@ -22,6 +22,7 @@ struct KernelSource {
 const KernelSource& elementwise_source();
 const KernelSource& norm_source();
 const KernelSource& vocab_loss_source();
+const KernelSource& fp8_source();
 
 /// What was found about each source on each GPU.
 class KernelChoices {

@@ -33,11 +33,9 @@ constexpr config::Names<Offload> kOffloadNames = {
     {"parameters", Offload::parameters}};
 
 constexpr config::Names<ComputeDtype> kComputeDtypeNames = {
-    {"auto", ComputeDtype::automatic},
-    {"same", ComputeDtype::same},
-    {"tf32", ComputeDtype::tf32},
-    {"bf16", ComputeDtype::bf16},
-    {"fp16", ComputeDtype::fp16}};
+    {"auto", ComputeDtype::automatic}, {"same", ComputeDtype::same},
+    {"tf32", ComputeDtype::tf32},      {"bf16", ComputeDtype::bf16},
+    {"fp16", ComputeDtype::fp16},      {"fp8", ComputeDtype::fp8}};
 
 constexpr config::Names<ReduceDtype> kReduceDtypeNames = {
     {"same", ReduceDtype::same},
@@ -314,7 +312,8 @@ void bind(config::Section& section, PrecisionOptions& options) {
       "compute", options.compute,
       "dtype of forward and backward; parameters are updated in [model] "
       "dtype; auto: bf16 on GPUs that have it, else same; tf32: float32, with "
-      "products in TF32 on GPUs",
+      "products in TF32 on GPUs; fp8: bf16, with products of linear layers "
+      "in 8 bits on GPUs",
       kComputeDtypeNames);
   section.field(
       "reduce", options.reduce,

@@ -18,11 +18,13 @@ enum class ComputeDtype {
   tf32,       // float32, whose products GPUs round to TF32
   bf16,
   fp16,
+  fp8,  // bf16, with products of linear layers in 8 bits on GPUs
 };
 
 /// Whether layers have other parameters than the optimizer, of 16 bits.
 inline bool in_16_bits(ComputeDtype compute) {
-  return compute == ComputeDtype::bf16 || compute == ComputeDtype::fp16;
+  return compute == ComputeDtype::bf16 || compute == ComputeDtype::fp16 ||
+         compute == ComputeDtype::fp8;
 }
 
 /// The type in which gradients are summed over ranks. same: as they are.

@@ -77,6 +77,8 @@ cluster::Precision precision_of(const Job& job) {
     return cluster::Precision::bf16;
   if (job.precision.compute == ComputeDtype::fp16)
     return cluster::Precision::fp16;
+  if (job.precision.compute == ComputeDtype::fp8)
+    return cluster::Precision::fp8;
   return job.model.dtype == ModelDtype::float64 ? cluster::Precision::fp64
                                                 : cluster::Precision::fp32;
 }

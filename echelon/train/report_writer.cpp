@@ -83,11 +83,14 @@ int64_t clock_offset(World& world) {
 std::string precision_text(const Job& job) {
   const auto& precision = job.precision;
   const std::string dtype = to_string(job.model.dtype);
+  const bool fp8 = precision.compute == ComputeDtype::fp8;
   std::string text =
       in_16_bits(precision.compute)
           ? format(
-                "{}, master parameters {}", to_string(precision.compute), dtype)
+                "{}, master parameters {}",
+                to_string(fp8 ? ComputeDtype::bf16 : precision.compute), dtype)
           : dtype;
+  if (fp8) text += ", products of linear layers in fp8";
   if (precision.compute == ComputeDtype::tf32) text += ", products in TF32";
   if (precision.reduce != ReduceDtype::same) {
     text += ", sums over ranks " + to_string(precision.reduce);

@@ -33,6 +33,7 @@
 #include "echelon/environment/rank_environment.h"
 #include "echelon/error.h"
 #include "echelon/job/run_folder.h"
+#include "echelon/layers/host_copy.h"
 #include "echelon/profiling/event_clock.h"
 #include "echelon/text/format.h"
 #include "echelon/text/plain.h"
@@ -54,7 +55,6 @@
 #include "echelon/train/step_shots.h"
 #include "echelon/train/step_sums.h"
 #include "echelon/train/stop_signals.h"
-#include "echelon/layers/host_copy.h"
 #include "echelon/train/strategies/model_partition.h"
 
 namespace echelon {

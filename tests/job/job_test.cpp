@@ -435,6 +435,23 @@ TEST_F(JobTest, Tf32IsForFloat32OnGpus) {
       HasSubstr("would be rounded to it in each layer"));
 }
 
+// bf16 layers, whose parameters are sharded as those of bf16 are.
+TEST_F(JobTest, Fp8IsForLanguageModelsOnGpus) {
+  const std::string compute = "[precision]\ncompute = \"fp8\"\n";
+  const Job image = small(compute);
+  EXPECT_THAT(
+      error_text([&] { check_job(image, 1); }),
+      HasSubstr("[precision] compute = \"fp8\": is for the linear layers of "
+                "language models; set compute = \"bf16\""));
+  EXPECT_THAT(
+      error_text([&] { check_compute_on_processor(image); }),
+      HasSubstr("and the ranks are on CPUs; set compute = \"bf16\""));
+  Job text;
+  text.model = {.name = "gpt2"};
+  text.precision.compute = ComputeDtype::fp8;
+  EXPECT_TRUE(shards_parameters(text));
+}
+
 // Matmuls are reduced in chunks even where tokens are not sharded.
 TEST_F(JobTest, PiecesAreForTensorParallelModelsWithProducts) {
   Job job;

@@ -8,6 +8,7 @@
 
 #include <torch/types.h>
 
+#include <atomic>
 #include <barrier>
 #include <cmath>
 #include <cstdint>
@@ -28,6 +29,12 @@ inline std::unique_ptr<std::barrier<>> threads_of_block;
 
 inline void __syncthreads() {
   threads_of_block->arrive_and_wait();
+}
+inline void atomicMax(unsigned* to, unsigned value) {
+  const std::atomic_ref<unsigned> shared(*to);
+  unsigned seen = shared;
+  while (seen < value && !shared.compare_exchange_weak(seen, value)) {
+  }
 }
 inline float half_to_float(unsigned short bits) {
   return static_cast<float>(c10::Half(bits, c10::Half::from_bits()));

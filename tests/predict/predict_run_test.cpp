@@ -121,8 +121,8 @@ TEST_F(PredictRun, TakesTheOptimizerAndTheTypeOfSums) {
   EXPECT_EQ(strategy.reduce, ReduceDtype::float32);
 }
 
-// TF32 has float32's memory and rates of its own.
-TEST_F(PredictRun, TakesTheRatesOfTf32) {
+// TF32 has float32's memory and rates of its own, fp8 bf16's memory.
+TEST_F(PredictRun, TakesTheRatesOfTf32AndFp8) {
   Job job;
   const auto step_in = [&](ComputeDtype compute) {
     job.precision.compute = compute;
@@ -139,6 +139,11 @@ TEST_F(PredictRun, TakesTheRatesOfTf32) {
   EXPECT_LT(tf32.step_seconds, 0.4 * wide.step_seconds);
   EXPECT_GT(tf32.step_seconds, 1.3 * low.step_seconds);
   EXPECT_EQ(tf32.memory[0].memory.bytes, wide.memory[0].memory.bytes);
+  // Products of 8 bits, and the memory of bf16.
+  const auto least = step_in(ComputeDtype::fp8);
+  EXPECT_LT(least.step_seconds, 0.95 * low.step_seconds);
+  EXPECT_GT(least.step_seconds, 0.5 * low.step_seconds);
+  EXPECT_EQ(least.memory[0].memory.bytes, low.memory[0].memory.bytes);
 }
 
 // As the trainer does (doc/context_parallel.md): over fsdp and cp, where fsdp

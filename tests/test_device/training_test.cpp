@@ -9,6 +9,7 @@
 
 #include <ATen/record_function.h>
 
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <cctype>
@@ -16,20 +17,25 @@
 #include <latch>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
 
+#include "echelon/layers/host_copy.h"
 #include "echelon/memory_plan/memory_plan.h"
+#include "echelon/parallel/expert/exchange.h"
+#include "echelon/parallel/expert/routing.h"
 #include "echelon/parallel/tensor/rotary.h"
 #include "echelon/profiling/event_clock.h"
+#include "echelon/timeline/metrics.h"
 #include "echelon/timeline/recorder.h"
 #include "echelon/train/chosen_precision.h"
 #include "echelon/train/replicas.h"
 #include "echelon/train/step_sums.h"
 #include "echelon/train/strategies/count_job.h"
-#include "echelon/train/strategies/host_copy.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 #include "tests/support/temp_folder.h"
@@ -196,6 +202,92 @@ TEST(OnTheTestDevice, ProductsOfFloat32AreTf32WhereAJobSaysSo) {
         on_test_device());
     EXPECT_EQ(
         at::globalContext().allowTF32CuBLAS(), compute == ComputeDtype::tf32);
+  }
+  for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
+}
+
+// Sentences of the same few words.
+std::string sentences() {
+  constexpr std::array kWords = {"each", "rank",  "holds", "a",         "shard",
+                                 "of",   "the",   "model", "gradients", "and",
+                                 "its",  "peers", "wait",  "for",       "one"};
+  std::mt19937 random(7);
+  std::string text;
+  while (text.size() < 17000) {
+    for (int word = 0; word < 9; ++word) {
+      text += kWords.at(random() % kWords.size());
+      text += word < 8 ? " " : ".\n";
+    }
+  }
+  return text;
+}
+
+// Linear layers whose products have 8 bits, which this device computes from the
+// rounded numbers. Measured, in parts of the loss in bf16: at most 0.0006.
+TEST(OnTheTestDevice, Fp8LearnsAsBf16Does) {
+  TempFolder folder;
+  Job job;
+  job.data.name = DataKind::text;
+  job.data.sources = {folder.write("words.txt", sentences())};
+  job.data.sequence = 32;
+  job.model.layers = 2;
+  job.model.hidden_size = 64;
+  job.model.heads = 4;
+  job.model.intermediate_size = 192;
+  job.model.max_positions = 32;
+  job.optimizer.learning_rate = 5e-4;
+  job.train.batch = 8;
+  // ECHELON_STEPS=1000 shows where training ends, on one rank.
+  const char* longer = std::getenv("ECHELON_STEPS");
+  job.train.steps = longer != nullptr ? std::stoll(longer) : 40;
+  if (longer != nullptr) job.optimizer.schedule = RateSchedule::cosine;
+  int number = 0;
+  const auto losses = [&](const Layout& layout, ComputeDtype compute) {
+    job.layout = layout;
+    job.precision.compute = compute;
+    const std::string run = folder.path(std::to_string(number++));
+    run_ranks(
+        static_cast<int>(layout.num_ranks()),
+        [&](World& world) {
+          at::set_num_threads(1);
+          train(job, world, run, nullptr);
+        },
+        on_test_device());
+    std::vector<double> all;
+    for (const auto& step :
+         timeline::read_metrics(run + "/metrics.jsonl").steps) {
+      all.push_back(step.loss);
+    }
+    return all;
+  };
+  for (const char* name : {"gpt", "llama"}) {
+    job.model.name = name;
+    for (const Layout& layout :
+         {Layout{}, Layout{.tp = 2}, Layout{.dp_shard = 2}}) {
+      if (longer != nullptr && layout.num_ranks() > 1) continue;
+      const auto exact = losses(layout, ComputeDtype::bf16);
+      const auto low = losses(layout, ComputeDtype::fp8);
+      ASSERT_EQ(low.size(), exact.size());
+      EXPECT_LT(exact.back(), 0.8 * exact.front());
+      // The mean of the last steps, which one batch does not decide.
+      const auto mean = [](const std::vector<double>& all) {
+        return std::accumulate(all.end() - 10, all.end(), 0.0) / 10;
+      };
+      const double apart = std::abs(mean(low) / mean(exact) - 1);
+      std::printf(
+          "%s %s: loss %.4f to %.4f, fp8 is apart by %.5f\n", name,
+          to_string(layout).c_str(), exact.front(), mean(exact), apart);
+      EXPECT_LT(apart, 0.005);
+      EXPECT_NE(low.back(), exact.back());
+    }
+  }
+  if (longer == nullptr) {
+    // What is computed again is rounded to the same numbers.
+    const auto kept = losses({}, ComputeDtype::fp8);
+    for (const auto recompute : {Recompute::selective, Recompute::all}) {
+      job.memory.recompute = recompute;
+      EXPECT_EQ(losses({}, ComputeDtype::fp8), kept);
+    }
   }
   for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
 }
@@ -478,9 +570,38 @@ TEST_P(StepOnTheTestDevice, NeverWaitsForTheDevice) {
   for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
 }
 
-// Products need the number of their rows, which the host reads once for each
-// mixture, and once more where rows come from other ranks. Counting loads and
-// dropping tokens reads nothing.
+// The choices of a router are sorted, and their rows spread and collected, by
+// the device alone. One kernel for all products needs no more.
+TEST(OnTheTestDevice, RowsOfExpertsAreSortedWithoutAWait) {
+  run_ranks(
+      1,
+      [&](World& world) {
+        const auto experts =
+            torch::tensor({{0, 2}, {2, 3}, {3, 2}}, torch::kInt64)
+                .to(world.device());
+        const auto x = torch::ones({3, 4}).to(world.device());
+        const auto weights = torch::ones({3, 2}).to(world.device());
+        reset_counts(world.rank());
+        const Assignment assignment(experts, 4);
+        Exchange exchange(assignment.counts(), world.group(), x, "layer");
+        exchange.settle();
+        const auto rows =
+            exchange.give_back(exchange.send(assignment.spread(x)));
+        const auto ends = exchange.counts().ends_on(world.device());
+        const auto y = assignment.collect(rows, weights);
+        EXPECT_TRUE(counts(world.rank()).host_waits.empty());
+        EXPECT_TRUE(
+            ends.cpu().equal(torch::tensor({1, 1, 4, 6}, torch::kInt32)));
+        EXPECT_TRUE(y.cpu().equal(torch::full({3, 4}, 2.0)));
+      },
+      on_test_device());
+  for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
+}
+
+// A product for each expert needs the number of its rows, and so does an
+// exchange with other ranks. The host reads both at once, once for each
+// mixture, and once more where tokens are dropped. Counting loads reads
+// nothing.
 TEST(OnTheTestDevice, AMixtureReadsNoMoreThanItsCounts) {
   TempFolder folder;
   const auto tokens = write_tokens(folder);
@@ -491,7 +612,7 @@ TEST(OnTheTestDevice, AMixtureReadsNoMoreThanItsCounts) {
         model.capacity_factor = capacity;
         Job job = job_of(model, tokens);
         job.layout = parse_layout(layout);
-        const size_t expected = job.layout.ep == 2 ? 4 : 2;
+        const size_t expected = job.layout.ep == 2 && capacity > 0 ? 4 : 2;
         run_ranks(
             2,
             [&](World& world) {
@@ -507,7 +628,8 @@ TEST(OnTheTestDevice, AMixtureReadsNoMoreThanItsCounts) {
               share.expert_counts = run.state.model().expert_counts();
               const HostCopy numbers({sum_over_ranks(share, world)});
               const auto waits = counts(world.rank()).host_waits;
-              EXPECT_EQ(waits.size(), expected);
+              // Numbers that are there already are no wait.
+              EXPECT_LE(waits.size(), expected);
               if (waits.size() > expected) {
                 for (const auto& wait : waits) {
                   ADD_FAILURE() << wait.call << "\n" << wait.stack;

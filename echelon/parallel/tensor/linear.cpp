@@ -12,6 +12,10 @@
 // Weights that share an input and lie one after the other in memory are one
 // matrix, so that one matmul takes the place of several. Parameters, their
 // names and their gradients stay what they are: views of the matrix.
+//
+// With parallel.fp8 each matrix is rounded to 8 bits once in a pass and then
+// used for all of its products (fp8.h); a chunk that arrives from other ranks
+// has a scale of its own.
 #include "echelon/parallel/tensor/linear.h"
 
 #include <torch/autograd.h>
@@ -27,6 +31,7 @@
 #include "echelon/error.h"
 #include "echelon/layers/low_precision.h"
 #include "echelon/parallel/tensor/autograd_support.h"
+#include "echelon/parallel/tensor/fp8.h"
 #include "echelon/parallel/tensor/token_rows.h"
 #include "echelon/profiling/operator_scope.h"
 #include "echelon/text/check.h"
@@ -35,6 +40,7 @@
 namespace echelon {
 namespace {
 
+using detail::Factor;
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -63,17 +69,18 @@ int64_t outputs_of(const Tensor& weight, WeightLayout layout) {
   return weight.size(layout == WeightLayout::in_out ? 1 : 0);
 }
 
-// Writes x [rows, in] times the weight, plus the bias if defined, to y [rows,
-// out].
-void matmul_out(
-    Tensor y, const Tensor& x, const LinearWeights& weights,
-    WeightLayout layout) {
-  const auto weight = in_by_out(weights.weight, layout);
-  if (weights.bias.defined()) {
-    at::addmm_out(y, weights.bias, x, weight);
-  } else {
-    at::mm_out(y, x, weight);
-  }
+// Weights and activations as factors of products.
+Factor on_the_left(const Tensor& matrix, bool fp8) {
+  return {matrix, Factor::Of::forward, fp8, {.left = true}};
+}
+Factor on_the_right(const Tensor& matrix, bool fp8) {
+  return {matrix, Factor::Of::forward, fp8, {.left = false, .right = true}};
+}
+
+// The gradient of an output, which is on the left of the product with the
+// weight, and on either side of that with the input.
+Factor gradient_factor(const Tensor& matrix, bool fp8) {
+  return {matrix, Factor::Of::gradient, fp8, {.left = true, .right = true}};
 }
 
 // x times each weight, plus its bias.
@@ -87,23 +94,6 @@ variable_list plain_linear(
   return outputs;
 }
 
-// Writes the gradient of x [rows, in], given that of y, or adds it.
-void input_gradient_out(
-    Tensor x, const Tensor& y, const Tensor& weight, WeightLayout layout,
-    bool add) {
-  const auto back = in_by_out(weight, layout).t();
-  if (add) {
-    x.addmm_(y, back);
-  } else {
-    at::mm_out(x, y, back);
-  }
-}
-
-// The gradient has the layout of the weight.
-Tensor weight_gradient(const Tensor& x, const Tensor& y, WeightLayout layout) {
-  return layout == WeightLayout::in_out ? x.t().mm(y) : y.t().mm(x);
-}
-
 // What the autograd functions save besides tensors.
 struct LinearCall : torch::CustomClassHolder {
   WeightLayout layout = WeightLayout::out_in;
@@ -112,6 +102,19 @@ struct LinearCall : torch::CustomClassHolder {
   std::string label;
   std::vector<bool> has_bias;  // by weight
 };
+
+// The gradient, which has the layout of the weight, given x and the gradient of
+// y.
+Tensor
+weight_gradient(const Tensor& x, const Factor& y, const LinearCall& call) {
+  const Factor input = on_the_right(x, call.parallel.fp8);
+  const bool in_first = call.layout == WeightLayout::in_out;
+  const Factor left = in_first ? input.t() : y.t();
+  const Factor& right = in_first ? y : input;
+  auto result = torch::empty({left.row_count(), right.columns()}, x.options());
+  Factor::multiply(result, left, right);
+  return result;
+}
 
 // ----------------------------------------------------------- column parallel
 
@@ -128,9 +131,37 @@ unflatten(at::TensorList flat, const std::vector<bool>& has_bias) {
   return weights;
 }
 
+// The matrices [in, out] of weights, as the right-hand factors of forward.
+std::vector<Factor>
+factors_of(const std::vector<LinearWeights>& weights, const LinearCall& call) {
+  std::vector<Factor> factors;
+  for (const auto& one : weights) {
+    factors.push_back(
+        on_the_right(in_by_out(one.weight, call.layout), call.parallel.fp8));
+  }
+  return factors;
+}
+
+variable_list local_matmuls(
+    const Tensor& x, const std::vector<LinearWeights>& weights,
+    const LinearCall& call) {
+  if (!call.parallel.fp8) return plain_linear(x, weights, call.layout);
+  const auto rows = as_rows(x);
+  const Factor input = on_the_left(rows, true);
+  const auto factors = factors_of(weights, call);
+  variable_list outputs;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    auto y = torch::empty({rows.size(0), factors[i].columns()}, x.options());
+    Factor::multiply(y, input, factors[i], weights[i].bias);
+    outputs.push_back(y.view(with_features(x, y.size(1))));
+  }
+  return outputs;
+}
+
 variable_list gathered_matmuls(
     const Tensor& x, const std::vector<LinearWeights>& weights,
     const LinearCall& call) {
+  const auto factors = factors_of(weights, call);
   const auto& options = call.parallel.options;
   const detail::TokenChunks chunks(
       call.tokens, call.parallel, options.overlap_chunks);
@@ -141,40 +172,46 @@ variable_list gathered_matmuls(
         {call.tokens, outputs_of(one.weight, call.layout)}, x.options()));
   }
   gather.for_each([&](const Tensor& rows, const IndexRange& range) {
+    const Factor input = on_the_left(rows, call.parallel.fp8);
     for (size_t i = 0; i < weights.size(); ++i) {
-      matmul_out(
-          outputs[i].slice(0, range.begin, range.end), rows, weights[i],
-          call.layout);
+      Factor::multiply(
+          outputs[i].slice(0, range.begin, range.end), input, factors[i],
+          weights[i].bias);
     }
   });
   return outputs;
 }
 
+// The weight [out, in] that gradients of outputs are multiplied by.
+Factor back_factor(const Tensor& weight, const LinearCall& call) {
+  return on_the_right(in_by_out(weight, call.layout).t(), call.parallel.fp8);
+}
+
 // Computes the gradient of the shared input, for any range of its rows.
 class InputGradient {
  public:
+  /// `gradients`: those of the outputs; none where an output has none.
   InputGradient(
-      const variable_list& gradients, const std::vector<LinearWeights>& weights,
-      WeightLayout layout)
-      : layout_(layout) {
+      const std::vector<std::optional<Factor>>& gradients,
+      const std::vector<LinearWeights>& weights, const LinearCall& call) {
     for (size_t i = 0; i < weights.size(); ++i) {
-      if (!gradients[i].defined()) continue;
-      products_.emplace_back(gradients[i], weights[i].weight);
+      if (!gradients[i]) continue;
+      products_.emplace_back(
+          *gradients[i], back_factor(weights[i].weight, call));
     }
   }
 
   void write(const Tensor& to, const IndexRange& range) const {
     for (size_t i = 0; i < products_.size(); ++i) {
       const auto& [gradient, weight] = products_[i];
-      input_gradient_out(
-          to, gradient.slice(0, range.begin, range.end), weight, layout_,
-          /*add=*/i > 0);
+      const auto rows = gradient.rows(range);
+      i == 0 ? Factor::multiply(to, rows, weight)
+             : Factor::multiply_add(to, rows, weight);
     }
   }
 
  private:
-  std::vector<std::pair<Tensor, Tensor>> products_;
-  WeightLayout layout_;
+  std::vector<std::pair<Factor, Factor>> products_;
 };
 
 class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
@@ -192,7 +229,7 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
       if (call->parallel.splits_tokens()) {
         return gathered_matmuls(x, weights, *call);
       }
-      return plain_linear(x, weights, call->layout);
+      return local_matmuls(x, weights, *call);
     });
   }
 
@@ -209,6 +246,13 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
       if (gradient.defined()) gradient = as_rows(gradient);
     }
     Needs needs = needs_of(*context, gradients, call.has_bias);
+    std::vector<std::optional<Factor>> factors;
+    for (const auto& gradient : gradients) {
+      factors.emplace_back();
+      if (gradient.defined()) {
+        factors.back() = gradient_factor(gradient, call.parallel.fp8);
+      }
+    }
 
     std::optional<detail::TokenGather> gather;
     if (call.parallel.splits_tokens() && needs.any_weight) {
@@ -218,7 +262,7 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
     }
     Sum sum;
     if (context->needs_input_grad(0)) {
-      begin_sum(sum, x, InputGradient(gradients, weights, call.layout), call);
+      begin_sum(sum, x, InputGradient(factors, weights, call), call);
     }
     Tensor all;
     if (needs.any_weight) all = gather ? gather->all_tokens() : as_rows(x);
@@ -226,8 +270,7 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
     variable_list results = {Tensor()};
     for (size_t i = 0; i < weights.size(); ++i) {
       results.push_back(
-          needs.weight[i] ? weight_gradient(all, gradients[i], call.layout)
-                          : Tensor());
+          needs.weight[i] ? weight_gradient(all, *factors[i], call) : Tensor());
       if (!call.has_bias[i]) continue;
       results.push_back(needs.bias[i] ? gradients[i].sum(0) : Tensor());
     }
@@ -314,12 +357,13 @@ reduced_matmul(const Tensor& x, const Tensor& weight, const LinearCall& call) {
   const int64_t chunks = std::clamp<int64_t>(
       call.parallel.options.overlap_chunks, 1, std::max<int64_t>(1, rows));
   auto sum = torch::empty({rows, outputs_of(weight, call.layout)}, x.options());
+  const Factor input = on_the_left(x, call.parallel.fp8);
+  const Factor factor = factors_of({{weight, {}}}, call)[0];
   std::vector<Work> works;
   for (int64_t c = 0; c < chunks; ++c) {
     const auto range = even_range(rows, c, chunks);
     const auto part = sum.slice(0, range.begin, range.end);
-    matmul_out(
-        part, x.slice(0, range.begin, range.end), {weight, {}}, call.layout);
+    Factor::multiply(part, input.rows(range), factor);
     works.push_back(call.parallel.group.all_reduce(
         part, ReduceOp::sum,
         {.label = call.label + " sum", .async = c + 1 < chunks}));
@@ -335,9 +379,10 @@ Tensor scattered_matmul(
   detail::TokenReduceScatter scatter(
       outputs_of(weight, call.layout), x.options(), chunks, call.parallel,
       call.label + " scatter");
+  const Factor input = on_the_left(x, call.parallel.fp8);
+  const Factor factor = factors_of({{weight, {}}}, call)[0];
   scatter.fill([&](const Tensor& to, const IndexRange& range) {
-    matmul_out(
-        to, x.slice(0, range.begin, range.end), {weight, {}}, call.layout);
+    Factor::multiply(to, input.rows(range), factor);
   });
   return scatter.finish();
 }
@@ -385,19 +430,27 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
       results.push_back(
           context->needs_input_grad(2) ? gradient.sum(0) : Tensor());
     }
+    const auto factor_of = [&](const Tensor& part) {
+      return gradient_factor(part, call.parallel.fp8);
+    };
+    std::optional<Factor> whole;
+    if (!gather) whole.emplace(factor_of(gradient));
     if (for_x) {
       results[0] = torch::empty(x.sizes(), x.options());
       const auto to = as_rows(results[0]);
-      const auto write = [&](const Tensor& from, const IndexRange& range) {
-        input_gradient_out(
-            to.slice(0, range.begin, range.end), from, weight, call.layout,
-            /*add=*/false);
-      };
-      gather ? gather->for_each(write) : write(gradient, {0, rows.size(0)});
+      const auto back = back_factor(weight, call);
+      if (gather) {
+        gather->for_each([&](const Tensor& from, const IndexRange& range) {
+          Factor::multiply(
+              to.slice(0, range.begin, range.end), factor_of(from), back);
+        });
+      } else {
+        Factor::multiply(to, *whole, back);
+      }
     }
     if (for_weight) {
-      results[1] = weight_gradient(
-          rows, gather ? gather->all_tokens() : gradient, call.layout);
+      if (gather) whole.emplace(factor_of(gather->all_tokens()));
+      results[1] = weight_gradient(rows, *whole, call);
     }
     results.emplace_back();
     return results;
@@ -496,7 +549,7 @@ std::vector<Tensor> column_linear(
     const Tensor& x, const std::vector<LinearWeights>& weights,
     WeightLayout layout, const TensorParallel& parallel, int64_t tokens,
     const std::string& label) {
-  if (parallel.size() == 1) {
+  if (parallel.size() == 1 && !parallel.fp8) {
     return plain_linear(x, weights, layout);
   }
   if (parallel.splits_tokens()) check_tokens(x, parallel, tokens, label);
@@ -550,7 +603,7 @@ Tensor row_linear(
     const Tensor& x, const Tensor& weight, const Tensor& bias,
     WeightLayout layout, const TensorParallel& parallel,
     const std::string& label) {
-  if (parallel.size() == 1) {
+  if (parallel.size() == 1 && !parallel.fp8) {
     return plain_linear(x, {{weight, bias}}, layout)[0];
   }
   auto call = c10::make_intrusive<LinearCall>();

@@ -60,6 +60,9 @@ struct TensorParallel {
   /// The ranks that share out the experts of a mixture; each has samples of its
   /// own (parallel/expert/).
   Group experts = Group::alone("ep");
+  /// Linear layers multiply in 8 bits (fp8.h); other products keep the dtype of
+  /// their matrices.
+  bool fp8 = false;
 
   int rank() const { return group.rank(); }
   int size() const { return group.size(); }

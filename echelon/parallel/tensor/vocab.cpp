@@ -405,6 +405,12 @@ void check_logits(
       parallel.size(), here, vocabulary));
 }
 
+// Logits keep the dtype of their matrices: they decide the loss.
+TensorParallel of_logits(TensorParallel parallel) {
+  parallel.fp8 = false;
+  return parallel;
+}
+
 }  // namespace
 
 VocabParallelEmbedding::VocabParallelEmbedding(
@@ -443,7 +449,8 @@ Tensor detail::padded_logits(
     const TensorParallel& parallel, int64_t tokens, const std::string& label) {
   const auto padded = at::constant_pad_nd(weight, {0, 0, 0, padding});
   const auto all = column_linear(
-      x, {{padded, {}}}, WeightLayout::out_in, parallel, tokens, label)[0];
+      x, {{padded, {}}}, WeightLayout::out_in, of_logits(parallel), tokens,
+      label)[0];
   return FirstColumns::apply(all, weight.size(0));
 }
 
@@ -457,7 +464,8 @@ Tensor vocab_logits(
         x, weight, kVocabularyMultiple - beyond, parallel, tokens, label);
   }
   return column_linear(
-      x, {{weight, {}}}, WeightLayout::out_in, parallel, tokens, label)[0];
+      x, {{weight, {}}}, WeightLayout::out_in, of_logits(parallel), tokens,
+      label)[0];
 }
 
 PositionEmbedding::PositionEmbedding(

@@ -132,8 +132,8 @@ void check_same_model(
     check_state(manifest, source, optimizer);
   } catch (const CheckpointError& error) {
     const std::set<std::string> without_effect = {
-        "weights",         "dropout",    "dtype",      "cut",
-        "balance",         "devices",    "norm_eps",   "device_bytes",
+        "weights",         "dropout",    "dtype",       "cut",
+        "balance",         "devices",    "norm_eps",    "device_bytes",
         "sync_batch_norm", "rope_theta", "rope_factor", "rope_scaling"};
     std::string lines;
     for (const auto& [table, key, now, before] :

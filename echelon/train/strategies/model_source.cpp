@@ -139,7 +139,9 @@ void freeze(
 
 torch::Dtype compute_dtype(const Job& job) {
   const ComputeDtype compute = job.precision.compute;
-  if (compute == ComputeDtype::bf16) return torch::kBFloat16;
+  if (compute == ComputeDtype::bf16 || compute == ComputeDtype::fp8) {
+    return torch::kBFloat16;
+  }
   if (compute == ComputeDtype::fp16) return torch::kHalf;
   return dtype_of(job.model.dtype);
 }
@@ -371,14 +373,16 @@ TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups) {
       job.tensor,
       {groups.along(Axis::cp), job.context, groups.context_heads(),
        groups.context_keys()},
-      groups.along(Axis::ep)};
+      groups.along(Axis::ep),
+      job.precision.compute == ComputeDtype::fp8};
 }
 
 TensorParallel silent_tensor_parallel(const Job& job, int rank) {
   return {
       Group::silent("tp", rank, static_cast<int>(job.layout.tp)), job.tensor,
       ContextParallel::silent(0, static_cast<int>(job.layout.cp), job.context),
-      Group::silent("ep", 0, static_cast<int>(job.layout.ep))};
+      Group::silent("ep", 0, static_cast<int>(job.layout.ep)),
+      job.precision.compute == ComputeDtype::fp8};
 }
 
 }  // namespace echelon

@@ -16,11 +16,11 @@
 #include "echelon/checkpoint/format/hashes.h"
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/error.h"
+#include "echelon/layers/host_copy.h"
 #include "echelon/optim/clip.h"
 #include "echelon/profiling/memory_meter.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
-#include "echelon/layers/host_copy.h"
 #include "echelon/train/strategies/model_source.h"
 
 namespace echelon {

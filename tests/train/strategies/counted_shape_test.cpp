@@ -263,6 +263,42 @@ TEST(CountedShape, DeepseekIsTheModelOfTheFormulas) {
   }
 }
 
+// The same for models with windows in some blocks, and more norms.
+TEST(CountedShape, GemmasAreTheModelsOfTheFormulas) {
+  const auto path =
+      std::filesystem::path(testing::TempDir()) / "gemma_test.txt";
+  std::ofstream(path) << std::string(4096, 'x');
+  for (const char* name : {"gemma", "gemma2", "gemma3"}) {
+    SCOPED_TRACE(name);
+    const bool windowed = std::string(name) != "gemma";
+    const Job job = job_of(
+        "name = \"" + std::string(name) +
+            "\"\nlayers = 3\nhidden_size = 32\nheads = 4\nkv_heads = 2\n"
+            "head_size = 10\nintermediate_size = 48\nmax_positions = 16" +
+            (windowed ? "\nwindow = 4\nglobal_every = 2" : ""),
+        "name = \"text\"\nsources = [\"" + path.string() +
+            "\"]\ntokenizer = \"bytes\"\nsequence = 16\nholdout = 0.0\n");
+    const TrainingData data = open_data(job.data, job.train.seed);
+    const ModelSource source = model_source(job, data.train->spec());
+    const cost::ModelShape counted = counted_shape(job, source);
+    cost::ModelShape formula;
+    formula.name = name;
+    formula.seq_len = 16;
+    formula.transformer =
+        transformer_shape(language_model_shape(job.model, source.classes));
+    EXPECT_EQ(counted.num_parameters(), formula.num_parameters());
+    double forward = 0;
+    for (const auto& layer : counted.layers) forward += layer.forward_flops;
+    EXPECT_DOUBLE_EQ(3 * forward, formula.model_flops(16, true));
+    // Two blocks of three reach four tokens back.
+    const double causal = formula.model_flops(16, false);
+    const double pairs =
+        windowed ? 2 * (4 * 5 / 2 + 12 * 4) + 16 * 17 / 2 : 3 * 16 * 17 / 2;
+    EXPECT_DOUBLE_EQ(
+        3 * forward - causal, 3 * (3 * 16 * 16 - pairs) * 2 * 4 * (10 + 10));
+  }
+}
+
 // The kernels of one pass, and its collectives.
 std::pair<int64_t, int64_t>
 kernels_of(const std::vector<cost::CountedOperator>& pass) {
@@ -324,6 +360,42 @@ TEST(CountedShape, KernelsOfABlockAreThoseOfAGpu) {
       }
       EXPECT_EQ(call.causal, call.product == cluster::ProductKind::attention);
     }
+  }
+}
+
+// Linear layers multiply in 8 bits, of matrices that are rounded once in a
+// pass: inputs and weights, and in backward gradients too.
+TEST(CountedShape, Fp8IsForLinearLayers) {
+  const auto path = std::filesystem::path(testing::TempDir()) / "fp8_test.txt";
+  std::ofstream(path) << std::string(4096, 'x');
+  for (const char* name : {"gpt", "llama"}) {
+    SCOPED_TRACE(name);
+    const Job job = job_of(
+        "name = \"" + std::string(name) +
+            "\"\nlayers = 2\nhidden_size = 32\nheads = 4\n"
+            "max_positions = 16\nintermediate_size = 64",
+        "name = \"text\"\nsources = [\"" + path.string() +
+            "\"]\ntokenizer = \"bytes\"\nsequence = 16\nholdout = 0.0\n",
+        "[comm]\ndevice = \"cuda\"\n[precision]\ncompute = \"fp8\"\n");
+    const cost::ModelShape model = counted_shape(job);
+    for (const auto& layer : model.layers) {
+      SCOPED_TRACE(layer.name);
+      const auto counts = [&](const auto& pass, const char* op) {
+        return std::ranges::count(pass, op, &cost::CountedOperator::name);
+      };
+      const bool block =
+          layer.name.ends_with(".0") || layer.name.ends_with(".1");
+      const int64_t products = block ? 4 : 0;
+      EXPECT_EQ(counts(layer.forward, "fp8_mm_"), products);
+      EXPECT_EQ(counts(layer.backward, "fp8_mm_"), 2 * products);
+      EXPECT_EQ(counts(layer.forward, "to_fp8"), 2 * products);
+      EXPECT_EQ(counts(layer.backward, "to_fp8"), 3 * products);
+      EXPECT_EQ(counts(layer.forward, "mm"), layer.name == "lm_head" ? 1 : 0);
+    }
+    Job wide = job;
+    wide.precision.compute = ComputeDtype::bf16;
+    EXPECT_EQ(
+        model.model_flops(16, true), counted_shape(wide).model_flops(16, true));
   }
 }
 
