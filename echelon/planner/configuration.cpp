@@ -212,7 +212,7 @@ model_table(const cost::Strategy& strategy, const PlanRequest& request) {
   if (!is_trained_here(request.model)) {
     table.comment(
         "this version trains shapes of gpt, llama, mistral, qwen2, qwen3, "
-        "gemma, mixtral, qwen3-moe and deepseek-v3, resnets and simple_cnn; " +
+        "gemmas, mixtral, qwen3-moe and deepseek-v3, resnets and simple_cnn; " +
         request.model.name + " is none of them");
   } else if (request.model.transformer) {
     put_transformer(table, request);
@@ -315,7 +315,8 @@ precision_table(const cost::Strategy& strategy, const cluster::Device& device) {
   Table table("precision");
   if (strategy.precision == cluster::Precision::tf32 ||
       strategy.precision == cluster::Precision::bf16 ||
-      strategy.precision == cluster::Precision::fp16) {
+      strategy.precision == cluster::Precision::fp16 ||
+      strategy.precision == cluster::Precision::fp8) {
     table.word("compute", cluster::to_string(strategy.precision));
   } else if (
       strategy.precision == cluster::Precision::fp32 && !device.processor) {

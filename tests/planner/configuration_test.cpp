@@ -149,6 +149,7 @@ TEST(PlanConfiguration, TrainAcceptsWhatIsPlanned) {
            {"llama-160m", "l4:4", 32},
            {"llama-1b", "l40s:6", 48},
            {"llama-8b", "h100-sxm:8", 64},
+           {"llama-8b", "h100-sxm:8", 64, {}, cluster::Precision::fp8},
            {"llama2-13b", "mi300x:8", 60},
            {"llama3-8b", "h100-sxm:8x8", 256},
            {"llama3.1-70b", "h200:64", 512},
