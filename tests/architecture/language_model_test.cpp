@@ -165,14 +165,15 @@ TEST(LanguageModel, NumbersOfOtherArchitecturesAreRefused) {
       refused(options),
       HasSubstr(
           "window=4, but attention reaches all tokens there; leave window "
-          "out, or use name=\"mistral\" or \"mixtral\""));
+          "out, or use name=\"mistral\", \"mixtral\", \"gemma2\" or "
+          "\"gemma3\""));
   options = small_llama();
   options.experts = 4;
   EXPECT_THAT(
       refused(options),
       HasSubstr("experts=4 and experts_per_token=0, but its blocks have one "
-                "MLP; leave them out, or use name=\"mixtral\" or "
-                "\"qwen3-moe\""));
+                "MLP; leave them out, or use name=\"mixtral\", "
+                "\"qwen3-moe\" or \"deepseek-v3\""));
   options.name = "mixtral";
   EXPECT_THAT(
       refused(options), HasSubstr("has no numbers of its own: set "
