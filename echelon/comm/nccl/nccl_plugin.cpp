@@ -29,6 +29,9 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
     std::chrono::milliseconds timeout, int device_index) {
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = timeout;
+  // A collective has few blocks, which other ranks wait for. The GPU starts
+  // them before those of products that were queued earlier.
+  options->is_high_priority_stream = true;
   auto backend =
       c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
   // Without it barrier() guesses the device from the rank.
