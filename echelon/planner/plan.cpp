@@ -262,15 +262,18 @@ void check_request(const PlanRequest& request) {
         "--batch {}: must be at least 1, the samples of one step",
         request.global_batch));
   }
-  const auto trains = {
-      cluster::Precision::bf16, cluster::Precision::fp16,
-      cluster::Precision::fp32, cluster::Precision::fp64};
   if (request.framework == "echelon" &&
-      std::ranges::find(trains, request.precision) == trains.end()) {
-    throw ConfigError(format(
-        "--precision {}: echelon train computes in bf16, fp16, fp32 or fp64; "
-        "take one of these, or another --stack",
-        cluster::to_string(request.precision)));
+      request.precision == cluster::Precision::fp4) {
+    throw ConfigError(
+        "--precision fp4: echelon train computes in bf16, fp16, fp8, tf32, "
+        "fp32 or fp64; take one of these, or another --stack");
+  }
+  if (request.framework == "echelon" &&
+      request.precision == cluster::Precision::fp8 &&
+      !request.model.transformer) {
+    throw ConfigError(
+        "--precision fp8: is for the linear layers of language models; take "
+        "bf16, or another --stack");
   }
   for (const auto& group : request.cluster.groups) {
     const cluster::Device& device = group.node.device;

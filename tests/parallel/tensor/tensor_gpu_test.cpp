@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <vector>
+
+#include "echelon/cluster/cuda_driver.h"
 #include "echelon/comm/nccl/nccl_backend.h"
 #include "echelon/parallel/tensor/dropout.h"
 #include "echelon/parallel/tensor/linear.h"
@@ -226,5 +229,41 @@ TEST_P(TensorGpu, Embeddings) {
 
 INSTANTIATE_TEST_SUITE_P(
     Dtypes, TensorGpu, testing::Values(torch::kFloat32, torch::kBFloat16));
+
+// The CPU multiplies the same numbers of 8 bits in float32.
+TEST(Fp8Gpu, LayersComputeWhatTheCpuDoes) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "this machine has no GPU";
+  load_accelerator(DeviceKind::cuda);
+  if (cluster::ask_cuda().capability < 9) {
+    GTEST_SKIP() << "this machine's GPU does not multiply in 8 bits";
+  }
+  TensorParallel parallel;
+  parallel.fp8 = true;
+  for (const auto layout : {WeightLayout::out_in, WeightLayout::in_out}) {
+    const auto run = [&](torch::Device device) {
+      ColumnParallelLinear layer(
+          {.in = 64, .out = 96, .layout = layout}, parallel, "layer");
+      parity::give_parts(layer, 7);
+      layer.to(device, torch::kBFloat16);
+      // 80 rows are more than a tile of the kernel.
+      const auto leaf = [&](int64_t width, uint64_t seed) {
+        return random({80, width}, seed).to(device, torch::kBFloat16);
+      };
+      const auto x = leaf(64, 1).requires_grad_();
+      const auto y = layer.forward(x, 80);
+      y.backward(leaf(96, 2));
+      return std::vector<Tensor>{
+          y.detach().cpu(), x.grad().cpu(), layer.weight.grad().cpu(),
+          layer.bias.grad().cpu()};
+    };
+    const auto cpu = run(torch::kCPU), gpu = run(torch::Device("cuda:0"));
+    for (size_t i = 0; i < cpu.size(); ++i) {
+      const auto exact = cpu[i].to(torch::kFloat64);
+      const auto apart =
+          (gpu[i].to(torch::kFloat64) - exact).norm() / exact.norm();
+      EXPECT_LT(apart.item<double>(), 0.005) << i;
+    }
+  }
+}
 
 }  // namespace echelon::tensor_gpu_test
