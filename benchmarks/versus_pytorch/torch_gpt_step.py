@@ -130,7 +130,7 @@ def main():
         dist.barrier()
         if index > 0:  # the first one warms up
             result["step_seconds"].append(time.perf_counter() - begin)
-        if options.mode != "tp" and not options.alone:
+        if options.mode != "tp" and (options.compile or not options.alone):
             dist.all_reduce(loss)
             loss /= size
         result["losses"].append(loss.item())
