@@ -36,8 +36,8 @@ std::string read_config_text(const std::filesystem::path& path);
 /// Throws DataError, with the field, its value and the known values, when the
 /// file is missing or malformed, for another architecture, and for settings
 /// that these models do not support: other activations, biases or scalings of
-/// positions, windows in some layers alone, a quantised model, dropouts that
-/// differ …
+/// positions, windows in other layers than the architecture has them, a
+/// quantised model, dropouts that differ …
 ModelOptions read_config(const std::string& path);
 
 }  // namespace echelon::hugging_face
