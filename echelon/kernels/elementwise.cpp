@@ -1,6 +1,5 @@
 #include "echelon/kernels/elementwise.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -10,6 +9,7 @@
 #include <string>
 
 #include "echelon/comm/nccl/accelerator.h"
+#include "echelon/kernels/dispatcher.h"
 #include "echelon/kernels/kernel_source.h"
 #include "echelon/kernels/numbers.h"
 
@@ -286,17 +286,6 @@ TORCH_LIBRARY_IMPL(echelon, Meta, library) {
     return contiguous_like(x);
   });
 }
-
-namespace {
-
-template <class Signature>
-auto operator_named(const char* name) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(name, "")
-      .template typed<Signature>();
-}
-
-}  // namespace
 
 bool takes_elementwise(const Tensor& x) {
   return is_kernel_number(x.scalar_type()) && takes_dropout_mask(x);

@@ -1,6 +1,5 @@
 #include "echelon/kernels/fp8.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -10,6 +9,7 @@
 #include <tuple>
 
 #include "echelon/comm/nccl/accelerator.h"
+#include "echelon/kernels/dispatcher.h"
 #include "echelon/kernels/kernel_source.h"
 #include "echelon/kernels/numbers.h"
 
@@ -126,17 +126,6 @@ TORCH_LIBRARY_IMPL(echelon, Meta, library) {
          const Tensor&) -> Tensor& { return y; });
 }
 
-namespace {
-
-template <class Signature>
-auto fp8_operator(const char* name) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(name, "")
-      .template typed<Signature>();
-}
-
-}  // namespace
-
 bool takes_fp8(const Tensor& matrix) {
   return matrix.dim() == 2 && matrix.is_contiguous() &&
          is_kernel_number(matrix.scalar_type()) && matrix.size(1) % 16 == 0 &&
@@ -147,9 +136,9 @@ bool takes_fp8(const Tensor& matrix) {
 Fp8Values
 round_to_fp8(const Tensor& matrix, bool gradient, bool rows, bool columns) {
   static const auto largest_of =
-      fp8_operator<Tensor(const Tensor&)>("echelon::largest_magnitude");
+      operator_named<Tensor(const Tensor&)>("echelon::largest_magnitude");
   static const auto rounded =
-      fp8_operator<Rounded(const Tensor&, const Tensor&, bool, bool, bool)>(
+      operator_named<Rounded(const Tensor&, const Tensor&, bool, bool, bool)>(
           "echelon::to_fp8");
   auto [row_major, transposed, scale] =
       rounded.call(matrix, largest_of.call(matrix), gradient, rows, columns);
@@ -159,7 +148,7 @@ round_to_fp8(const Tensor& matrix, bool gradient, bool rows, bool columns) {
 void multiply_fp8(
     Tensor y, const Tensor& left, const Tensor& right, const Tensor& left_scale,
     const Tensor& right_scale) {
-  static const auto multiply = fp8_operator<Tensor&(
+  static const auto multiply = operator_named<Tensor&(
       Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&)>(
       "echelon::fp8_mm_");
   multiply.call(y, left, right, left_scale, right_scale);

@@ -1,6 +1,5 @@
 #include "echelon/kernels/norm.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -12,6 +11,7 @@
 #include <tuple>
 
 #include "echelon/comm/nccl/accelerator.h"
+#include "echelon/kernels/dispatcher.h"
 #include "echelon/kernels/kernel_source.h"
 #include "echelon/kernels/numbers.h"
 
@@ -217,11 +217,9 @@ bool takes_norm(const Tensor& x, const Tensor& weight) {
 ResidualNorm residual_norm(
     const Tensor& x, const Tensor& added, const Tensor& weight,
     const Tensor& bias, double eps) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("echelon::residual_norm", "")
-                             .typed<NormResults(
-                                 const Tensor&, const MaybeTensor&,
-                                 const Tensor&, const MaybeTensor&, double)>();
+  static const auto op = operator_named<NormResults(
+      const Tensor&, const MaybeTensor&, const Tensor&, const MaybeTensor&,
+      double)>("echelon::residual_norm");
   auto [norm, sum, statistics] =
       op.call(x, if_defined(added), weight, if_defined(bias), eps);
   return {norm, sum, statistics};
@@ -230,12 +228,9 @@ ResidualNorm residual_norm(
 ResidualNormGradient residual_norm_gradient(
     const Tensor& gradient, const Tensor& passed, const Tensor& x,
     const Tensor& weight, const Tensor& statistics, bool for_parameters) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("echelon::residual_norm_gradient", "")
-          .typed<NormGradients(
-              const Tensor&, const MaybeTensor&, const Tensor&, const Tensor&,
-              const Tensor&, bool)>();
+  static const auto op = operator_named<NormGradients(
+      const Tensor&, const MaybeTensor&, const Tensor&, const Tensor&,
+      const Tensor&, bool)>("echelon::residual_norm_gradient");
   auto [sum, parameters] = op.call(
       gradient, if_defined(passed), x, weight, statistics, for_parameters);
   return {sum, parameters};

@@ -1,6 +1,5 @@
 #include "echelon/kernels/vocab_loss.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -9,6 +8,7 @@
 #include <string>
 
 #include "echelon/comm/nccl/accelerator.h"
+#include "echelon/kernels/dispatcher.h"
 #include "echelon/kernels/kernel_source.h"
 #include "echelon/kernels/numbers.h"
 
@@ -103,20 +103,17 @@ bool takes(const Tensor& rows) {
 }
 
 Tensor vocab_sums(const Tensor& rows, const Tensor& ids) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("echelon::vocab_sums", "")
-                             .typed<Tensor(const Tensor&, const Tensor&)>();
+  static const auto op = operator_named<Tensor(const Tensor&, const Tensor&)>(
+      "echelon::vocab_sums");
   return op.call(rows, ids.contiguous());
 }
 
 Tensor vocab_gradient(
     const Tensor& rows, const Tensor& ids, const Tensor& total,
     const Tensor& scale) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("echelon::vocab_gradient", "")
-          .typed<Tensor(
-              const Tensor&, const Tensor&, const Tensor&, const Tensor&)>();
+  static const auto op = operator_named<Tensor(
+      const Tensor&, const Tensor&, const Tensor&, const Tensor&)>(
+      "echelon::vocab_gradient");
   return op.call(
       rows, ids.contiguous(), total.contiguous(), scale.contiguous());
 }
