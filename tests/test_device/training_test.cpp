@@ -612,7 +612,9 @@ TEST(OnTheTestDevice, AMixtureReadsNoMoreThanItsCounts) {
         model.capacity_factor = capacity;
         Job job = job_of(model, tokens);
         job.layout = parse_layout(layout);
-        const size_t expected = job.layout.ep == 2 && capacity > 0 ? 4 : 2;
+        const bool spread = job.layout.ep == 2;
+        const size_t expected = spread && capacity > 0 ? 4 : 2;
+        const int64_t experts = job.model.experts;
         run_ranks(
             2,
             [&](World& world) {
@@ -626,10 +628,18 @@ TEST(OnTheTestDevice, AMixtureReadsNoMoreThanItsCounts) {
               share.score =
                   run.state.model().forward_backward(batch, run.counts_units());
               share.expert_counts = run.state.model().expert_counts();
+              const int64_t read = counts(world.rank()).copied_to_host_bytes;
               const HostCopy numbers({sum_over_ranks(share, world)});
               const auto waits = counts(world.rank()).host_waits;
-              // Numbers that are there already are no wait.
+              // Numbers that are there already are no wait, so what is read is
+              // what two mixtures read: with ep the rows that go and those that
+              // come from two ranks.
               EXPECT_LE(waits.size(), expected);
+              const int64_t own = even_range(experts, world.rank(), 2).size();
+              int64_t numbers_of_one = experts;
+              if (spread) numbers_of_one += 2 * own;
+              if (spread && capacity > 0) numbers_of_one += experts;
+              EXPECT_EQ(read, 2 * 8 * numbers_of_one);
               if (waits.size() > expected) {
                 for (const auto& wait : waits) {
                   ADD_FAILURE() << wait.call << "\n" << wait.stack;
