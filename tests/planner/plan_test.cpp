@@ -147,6 +147,23 @@ TEST(Plan, APrecisionThatADeviceHasNotIsRefused) {
       cluster::Precision::fp16);
 }
 
+TEST(Plan, APrecisionThatTheTrainerHasNotIsRefused) {
+  auto request = plan_request("resnet50", "h100-sxm:8", 16);
+  request.precision = cluster::Precision::fp8;
+  EXPECT_TRUE(
+      has(refusal(request),
+          "--precision fp8: is for the linear layers of "
+          "language models; take bf16"))
+      << refusal(request);
+  request = plan_request("gpt2", "b200:8", 16);
+  request.precision = cluster::Precision::fp4;
+  EXPECT_TRUE(
+      has(refusal(request),
+          "--precision fp4: echelon train computes in bf16, "
+          "fp16, fp8, tf32, fp32 or fp64"))
+      << refusal(request);
+}
+
 TEST(Plan, TheFewestDevicesAreEnough) {
   auto request = plan_request("llama2-7b", "a100-80gb:16", 32);
   request.objective = Objective::devices;
