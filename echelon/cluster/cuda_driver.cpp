@@ -16,7 +16,8 @@ constexpr int kStubLibrary = 34;
 constexpr int kNoDevice = 100;
 
 constexpr int kCapabilityMajor = 75;  // CUdevice_attribute
-constexpr int kFirstWithBf16 = 8;     // Ampere
+constexpr int kCapabilityMinor = 76;
+constexpr int kFirstWithBf16 = 80;  // Ampere
 
 struct Uuid {
   unsigned char bytes[16];
@@ -73,12 +74,14 @@ int capability_of(void* driver, int index) {
   const auto get = symbol<GetAttribute>(driver, "cuDeviceGetAttribute");
   int device = 0;
   int major = 0;
+  int minor = 0;
   if (get_device == nullptr || get == nullptr ||
       get_device(&device, index) != 0 ||
-      get(&major, kCapabilityMajor, device) != 0) {
+      get(&major, kCapabilityMajor, device) != 0 ||
+      get(&minor, kCapabilityMinor, device) != 0) {
     return 0;
   }
-  return major;
+  return 10 * major + minor;
 }
 
 }  // namespace

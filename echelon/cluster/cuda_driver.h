@@ -17,7 +17,7 @@ struct CudaFindings {
   std::string error_text;  // "CUDA_ERROR_SYSTEM_NOT_READY, system not …"
   int version = 0;         // the newest CUDA that it runs: 12060 is 12.6
   std::vector<std::string> gpus;  // the visible ones: "GPU-3f2c…", "MIG-…"
-  /// The lowest major number of their compute capabilities; 0: not known.
+  /// The lowest of their compute capabilities: 89 is 8.9; 0: not known.
   int capability = 0;
 };
 

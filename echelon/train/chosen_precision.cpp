@@ -6,30 +6,9 @@
 #include <cstdio>
 
 #include "echelon/cluster/cuda_driver.h"
-#include "echelon/error.h"
 #include "echelon/job/compute_dtype.h"
-#include "echelon/text/format.h"
 
 namespace echelon {
-namespace {
-
-// GPUs from compute capability 9.0 on multiply in 8 bits; other devices are
-// those of tests.
-void check_fp8(const Job& job, World& world) {
-  const int capability = cluster::ask_cuda().capability;
-  const bool here = !world.device().is_cuda() || capability >= 9;
-  const auto everywhere = world.exchange(here ? "fp8" : "");
-  if (std::ranges::count(everywhere, "fp8") == world.size()) return;
-  const bool own = job.document.entries().empty();
-  throw ConfigError(
-      (own ? describe(job) : job.document).where("precision.compute") +
-      ": needs GPUs of compute capability 9.0 (H100) or newer, and " +
-      (here ? "those of other ranks are older"
-            : format("this rank's has {}", capability)) +
-      "; set compute = \"bf16\"");
-}
-
-}  // namespace
 
 PrecisionOptions chosen_precision(const Job& job, World& world) {
   const torch::Device device = world.device();
@@ -40,7 +19,9 @@ PrecisionOptions chosen_precision(const Job& job, World& world) {
   const bool tf32 = job.precision.compute == ComputeDtype::tf32;
   at::globalContext().setAllowTF32CuBLAS(tf32);
   if (tf32) at::globalContext().setAllowTF32CuDNN(true);
-  if (job.precision.compute == ComputeDtype::fp8) check_fp8(job, world);
+  if (device.is_cuda()) {
+    check_compute_on_gpu(job, cluster::ask_cuda().capability);
+  }
   if (job.precision.compute != ComputeDtype::automatic) return job.precision;
   const bool here = device.is_cuda() && cluster::has_bf16(cluster::ask_cuda());
   const auto everywhere = world.exchange(here ? "bf16" : "");

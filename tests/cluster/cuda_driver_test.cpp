@@ -36,13 +36,14 @@ TEST_F(CudaDriver, TellsVisibleGpusByTheirUuids) {
 }
 
 TEST_F(CudaDriver, TellsWhetherEveryGpuHasBf16) {
-  const auto has = [](const char* majors) {
-    return has_bf16(
-        ask({{"FAKE_CUDA_GPUS", "ab"}, {"FAKE_CUDA_CAPABILITIES", majors}}));
+  const auto with = [](const char* capabilities) {
+    return ask(
+        {{"FAKE_CUDA_GPUS", "ab"}, {"FAKE_CUDA_CAPABILITIES", capabilities}});
   };
-  EXPECT_TRUE(has("98"));
-  EXPECT_FALSE(has("97"));
-  EXPECT_FALSE(has("79"));
+  EXPECT_TRUE(has_bf16(with("9080")));
+  EXPECT_FALSE(has_bf16(with("9075")));
+  EXPECT_FALSE(has_bf16(with("7590")));
+  EXPECT_EQ(with("9089").capability, 89);
   EXPECT_FALSE(has_bf16(ask_cuda("/nowhere/libcuda.so.1")));
 }
 

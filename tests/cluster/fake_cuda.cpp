@@ -2,8 +2,8 @@
 // one character each, repeated to 16 bytes ("ab": two GPUs); FAKE_CUDA_MACHINE:
 // instead of it, those of the machine, of which CUDA_VISIBLE_DEVICES ("0,2")
 // shows some; FAKE_CUDA_INIT: what cuInit returns; FAKE_CUDA_VERSION: the
-// newest CUDA that it runs; FAKE_CUDA_CAPABILITIES: the major number of each
-// GPU's compute capability, one digit each.
+// newest CUDA that it runs; FAKE_CUDA_CAPABILITIES: each GPU's compute
+// capability, two digits each ("9089": 9.0 and 8.9).
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
@@ -51,9 +51,10 @@ int cuDeviceGetUuid_v2(char* uuid, int device) {
   return 0;
 }
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
-  if (attribute != 75) return 1;
-  const std::string majors = text("FAKE_CUDA_CAPABILITIES", "99");
-  *value = majors.at(static_cast<size_t>(device)) - '0';
+  if (attribute != 75 && attribute != 76) return 1;
+  const std::string all = text("FAKE_CUDA_CAPABILITIES", "9090");
+  const auto at = static_cast<size_t>(2 * device + attribute - 75);
+  *value = all.at(at) - '0';
   return 0;
 }
 int cuGetErrorName(int error, const char** name) {

@@ -449,6 +449,16 @@ TEST_F(JobTest, Fp8IsForLanguageModelsOnGpus) {
   Job text;
   text.model = {.name = "gpt2"};
   text.precision.compute = ComputeDtype::fp8;
+  EXPECT_THAT(
+      error_text([&] { check_compute_on_gpu(text, 80); }),
+      HasSubstr("[precision] compute = \"fp8\": needs a GPU of compute "
+                "capability 8.9 or newer, and this one has 8.0; set compute = "
+                "\"bf16\""));
+  check_compute_on_gpu(text, 89);
+  check_compute_on_gpu(text, 0);
+  text.precision.compute = ComputeDtype::bf16;
+  check_compute_on_gpu(text, 80);
+  text.precision.compute = ComputeDtype::fp8;
   EXPECT_TRUE(shards_parameters(text));
 }
 

@@ -50,7 +50,7 @@ bool takes_grouped_product(const Tensor& rows, const Tensor& weight) {
   if (!rows.is_cuda() || rows.scalar_type() != torch::kBFloat16 || refused()) {
     return false;
   }
-  static const bool has_kernel = cluster::ask_cuda().capability >= 9;
+  static const bool has_kernel = cluster::ask_cuda().capability >= 90;
   return has_kernel && rows.size(0) > 0 && weight.size(0) % 8 == 0 &&
          weight.size(1) % 8 == 0;
 }

@@ -234,7 +234,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Fp8Gpu, LayersComputeWhatTheCpuDoes) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "this machine has no GPU";
   load_accelerator(DeviceKind::cuda);
-  if (cluster::ask_cuda().capability < 9) {
+  if (cluster::ask_cuda().capability < 89) {
     GTEST_SKIP() << "this machine's GPU does not multiply in 8 bits";
   }
   TensorParallel parallel;
