@@ -19,6 +19,7 @@
 #include <optional>
 #include <utility>
 
+#include "echelon/comm/nccl/accelerator.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -100,7 +101,10 @@ class ObservedWork : public c10d::Work {
     if (ends == Ends::future) watch_future();
   }
 
-  bool isCompleted() override { return inner_->isCompleted(); }
+  bool isCompleted() override {
+    // What is captured is not run, and may not be asked.
+    return !is_capturing(device_) && inner_->isCompleted();
+  }
 
   bool wait(std::chrono::milliseconds timeout) override {
     if (!calls_->ended && ends_ != Ends::queued) {
@@ -108,7 +112,8 @@ class ObservedWork : public c10d::Work {
         observer_->history().begin_wait(call.ticket);
       }
     }
-    const bool marks = ends_ == Ends::queued && has_streams(device_);
+    const bool marks =
+        ends_ == Ends::queued && has_streams(device_) && !calls_->ended;
     if (marks) {
       for (const auto& call : calls_->calls) {
         observer_->history().mark_wait(call.ticket);
@@ -340,7 +345,7 @@ class ObservedBackend : public c10d::Backend {
       call.record.bytes = static_cast<int64_t>(tensor.nbytes());
     }
     if (auto lost = observer_->lost()) std::rethrow_exception(lost);
-    if (options_.queued) observer_->poll();
+    if (options_.queued && !is_capturing(options_.device)) observer_->poll();
     observer_->begin(call);
     const bool over_with_future = async && collective && !options_.queued;
     const auto compared = [&] {
@@ -372,10 +377,14 @@ class ObservedBackend : public c10d::Backend {
     } catch (...) {
       std::rethrow_exception(observer_->fail(*calls, std::current_exception()));
     }
+    // What is captured has no end; nobody may ask it.
+    if (is_capturing(options_.device)) observer_->end(*calls);
     const Ends ends = options_.queued    ? Ends::queued
                       : over_with_future ? Ends::future
                                          : Ends::waited;
-    if (ends == Ends::queued && inner) {
+    if (calls->ended) {
+      // Nothing is left to watch.
+    } else if (ends == Ends::queued && inner) {
       calls->asked = has_streams(options_.device)
                          ? WorkPtr(c10::make_intrusive<WeakWork>(inner))
                          : inner;

@@ -11,12 +11,17 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include "echelon/options/comm.h"
 
 namespace echelon {
+
+namespace nccl {
+class Graph;
+}
 
 /// The number of GPUs that this process can use, by the driver's count (which
 /// respects CUDA_VISIBLE_DEVICES); 0 without a driver, or with one that cannot
@@ -58,5 +63,48 @@ std::string prepare_kernels(std::string_view source);
 void launch_kernel(
     std::string_view source, const std::string& name, int64_t blocks,
     int threads, void** arguments);
+
+/// Work that a device is given once and repeats by one call: a CUDA graph. One
+/// at a time is captured on a device.
+///
+///   DeviceGraph graph(device);
+///   graph.begin();
+///   … work on the current stream …
+///   graph.end();      // the device has done nothing yet
+///   graph.replay();   // any number of times
+///
+/// A replay does what was captured with the same memory, so what the work reads
+/// must stay where it is. Memory that is allocated while it is captured is the
+/// graph's: a tensor that still has some has the values of the last replay.
+class DeviceGraph {
+ public:
+  explicit DeviceGraph(c10::Device device);
+  /// Ends a capture that an exception left open.
+  ~DeviceGraph();
+  DeviceGraph(const DeviceGraph&) = delete;
+  DeviceGraph& operator=(const DeviceGraph&) = delete;
+
+  /// Captures what the current stream of the device is given from here, by any
+  /// thread, and what other streams are given after they waited for it. The
+  /// stream must not be the device's default one. Meanwhile the host may not
+  /// wait for the device.
+  ///
+  ///   before  a graph whose memory this one shares: each replay of this one
+  ///           follows one of it; null: none
+  void begin(const DeviceGraph* before = nullptr);
+  /// Throws c10::Error when streams are left that the current one does not wait
+  /// for.
+  void end();
+  /// Queues the work on the current stream.
+  void replay();
+
+ private:
+  const c10::Device device_;
+  std::unique_ptr<nccl::Graph> graph_;
+  bool capturing_ = false;
+};
+
+/// Whether a DeviceGraph captures what `device` is given.
+bool is_capturing(c10::Device device) noexcept;
 
 }  // namespace echelon

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <torch/version.h>
 
+#include <array>
+#include <atomic>
 #include <cstdlib>
 #include <string>
 
@@ -86,7 +88,43 @@ void check_device(c10::Device device) {
   }
 }
 
+// By the device's index. A process has devices of one type.
+std::array<std::atomic<bool>, 128> captured{};
+
 }  // namespace
+
+DeviceGraph::DeviceGraph(c10::Device device)
+    : device_(device), graph_(plugin(device.type()).make_graph()) {}
+
+DeviceGraph::~DeviceGraph() {
+  if (!capturing_) return;
+  try {
+    end();
+  } catch (const std::exception&) {
+    // The error that left the capture open is the one to be told.
+  }
+}
+
+void DeviceGraph::begin(const DeviceGraph* before) {
+  graph_->begin(before == nullptr ? nullptr : before->graph_.get());
+  capturing_ = true;
+  captured.at(static_cast<size_t>(device_.index())) = true;
+}
+
+void DeviceGraph::end() {
+  capturing_ = false;
+  captured.at(static_cast<size_t>(device_.index())) = false;
+  graph_->end();
+}
+
+void DeviceGraph::replay() {
+  graph_->replay();
+}
+
+bool is_capturing(c10::Device device) noexcept {
+  if (device.is_cpu() || !device.has_index()) return false;
+  return captured.at(static_cast<size_t>(device.index()));
+}
 
 int cuda_device_count() noexcept {
   return static_cast<int>(gpus_of_process(0, 0, 0).gpus.size());

@@ -3,6 +3,7 @@
 // that link LibTorch's CUDA libraries.
 #include "echelon/comm/nccl/nccl_plugin.h"
 
+#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -40,6 +41,30 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
   return backend;
 }
 
+// Other threads may wait for the device or take memory while a step is captured
+// (the loader, the watchdog of NCCL): only this thread's mistakes end a
+// capture.
+class CudaGraph final : public Graph {
+ public:
+  void begin(const Graph* before) override {
+    const auto pool = before == nullptr
+                          ? at::cuda::graph_pool_handle()
+                          : static_cast<const CudaGraph*>(before)->pool_;
+    graph_.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
+    pool_ = pool;
+  }
+  void end() override { graph_.capture_end(); }
+  void replay() override { graph_.replay(); }
+
+ private:
+  at::cuda::CUDAGraph graph_;
+  at::cuda::MempoolId_t pool_{0, 0};
+};
+
+std::unique_ptr<Graph> make_graph() {
+  return std::make_unique<CudaGraph>();
+}
+
 constexpr Plugin kPlugin{
     Plugin::kVersion,
     c10::DeviceType::CUDA,
@@ -48,7 +73,8 @@ constexpr Plugin kPlugin{
     synchronize_current_stream,
     make_backend,
     prepare_kernels,
-    launch_kernel};
+    launch_kernel,
+    make_graph};
 
 }  // namespace
 }  // namespace echelon::nccl

@@ -8,14 +8,24 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
 namespace echelon::nccl {
 
+/// What DeviceGraph (accelerator.h) is made of.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  virtual void begin(const Graph* before) = 0;
+  virtual void end() = 0;
+  virtual void replay() = 0;
+};
+
 struct Plugin {
   /// Changed with the table: a library of another version is refused.
-  static constexpr int kVersion = 4;
+  static constexpr int kVersion = 5;
 
   int version;
   c10::DeviceType device_type;
@@ -29,6 +39,7 @@ struct Plugin {
   void (*launch_kernel)(
       std::string_view source, const std::string& name, int64_t blocks,
       int threads, void** arguments);
+  std::unique_ptr<Graph> (*make_graph)();
 };
 
 }  // namespace echelon::nccl
