@@ -43,9 +43,11 @@ const Options& options();
 
 /// What the sanitizer found.
 enum class Finding {
-  unordered_access,   // of device memory, by two streams
-  early_host_access,  // of pinned memory, while a copy is under way
-  communicator_order  // two ranks use two communicators in different orders
+  unordered_access,    // of device memory, by two streams
+  early_host_access,   // of pinned memory, while a copy is under way
+  communicator_order,  // two ranks use two communicators in different orders
+  outside_capture,     // work that a step gives to a stream that no graph has
+  freed_in_graph       // a replay uses memory that was freed
 };
 
 /// A program that a test starts writes them to the file
@@ -69,7 +71,8 @@ struct HostWait {
 };
 
 struct Counts {
-  int64_t launches = 0;     // kernels: operators and copies
+  int64_t launches = 0;     // kernels: operators and copies, also of replays
+  int64_t replays = 0;      // of graphs
   int64_t collectives = 0;  // queued on this device
   int64_t copied_to_device_bytes = 0;
   int64_t copied_to_host_bytes = 0;

@@ -169,6 +169,7 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   if (from_device && to_device) {
     const int other = source.device().index();
     if (other != index) {
+      device.refuse_in_capture(stream, "copy between devices");
       // Between devices: both streams take part.
       const auto mark = device_of(other).mark(current_stream(other));
       mark->wait();
@@ -187,6 +188,7 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
     launch.name = "copy to the device";
     const bool pinned = is_pinned(source.storage().data());
     if (pinned) launch.host_uses.push_back(host_use(source, false));
+    device.refuse_in_capture(stream, "copy from memory of the host");
     // Pageable memory is staged before the call returns.
     const Tensor host = pinned ? kernel_view(source) : source.clone();
     device.launch(stream, std::move(launch), [host, b = kernel_view(to)] {
@@ -203,6 +205,7 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
     std::lock_guard lock(device.mutex());
     device.counts.copied_to_host_bytes += bytes;
   }
+  device.refuse_in_capture(stream, "copy to memory of the host");
   launch.name = "copy to the host";
   const bool asynchronous = non_blocking && is_pinned(to.storage().data());
   if (asynchronous) launch.host_uses.push_back(host_use(to, true));
@@ -221,6 +224,7 @@ Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
 at::Scalar local_scalar(const Tensor& tensor) {
   Device& device = device_of(tensor.device().index());
   const int stream = current_stream(device.index());
+  device.refuse_in_capture(stream, "item");
   Launch launch{.name = "item", .accesses = {access_of(tensor, false)}};
   at::Scalar value;
   device.launch(stream, std::move(launch), [&value, a = kernel_view(tensor)] {

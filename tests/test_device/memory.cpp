@@ -17,6 +17,7 @@
 #include <set>
 
 #include "echelon/text/format.h"
+#include "tests/test_device/graph.h"
 #include "tests/test_device/runtime.h"
 
 namespace echelon::test_device {
@@ -69,9 +70,17 @@ Region& pinned_region() {
 
 // ------------------------------------------------------------ device memory
 
+/// What memory is reused within: a stream, or a stream of a graph's pool.
+struct Arena {
+  int pool = 0;  // 0: no graph's
+  int stream = 0;
+  auto operator<=>(const Arena&) const = default;
+};
+
 struct Block {
   int device = 0;
-  int stream = 0;
+  Arena arena;
+  uint64_t serial = 0;  // of the allocation; 0: free
   uintptr_t address = 0;
   size_t bytes = 0;
   bool free = true;
@@ -87,20 +96,21 @@ class Cache {
         limit_(static_cast<size_t>(options().memory_bytes)),
         begin_(device_region().base + static_cast<size_t>(device) * limit_) {}
 
-  Block* allocate(size_t wanted, int stream) {
+  Block* allocate(size_t wanted, const Arena& arena) {
     const size_t bytes = (wanted + kGranule - 1) / kGranule * kGranule;
     std::unique_lock lock(mutex_);
     free_waiting(lock);
-    Block* block = find(bytes, stream);
-    if (block == nullptr && grow(bytes, stream)) block = find(bytes, stream);
-    if (block == nullptr) {
+    Block* block = find(bytes, arena);
+    if (block == nullptr && grow(bytes, arena)) block = find(bytes, arena);
+    // While a graph is captured, nothing may wait for the device.
+    if (block == nullptr && arena.pool == 0) {
       // As cudaMalloc's retry: give all cached segments back.
       lock.unlock();
       device_of(device_).synchronize("out of memory: cached blocks are freed");
       lock.lock();
       free_waiting(lock);
       flush();
-      if (grow(bytes, stream)) block = find(bytes, stream);
+      if (grow(bytes, arena)) block = find(bytes, arena);
     }
     if (block == nullptr) {
       TORCH_CHECK_WITH(
@@ -110,8 +120,9 @@ class Cache {
           in_use_, " are allocated");
     }
     split(*block, bytes);
-    free_[block->stream].erase({block->bytes, block->address});
+    free_[block->arena].erase({block->bytes, block->address});
     block->free = false;
+    block->serial = ++serial_;
     in_use_ += block->bytes;
     count(true);
     return block;
@@ -125,6 +136,7 @@ class Cache {
     }
     std::unique_lock lock(mutex_);
     in_use_ -= block->bytes;
+    block->serial = 0;
     count(false);
     block->other_streams.clear();
     if (marks.empty()) {
@@ -136,7 +148,34 @@ class Cache {
 
   void use_on(Block* block, int stream) {
     std::lock_guard lock(mutex_);
-    if (stream != block->stream) block->other_streams.insert(stream);
+    if (stream != block->arena.stream) block->other_streams.insert(stream);
+  }
+
+  void emptied() {
+    std::unique_lock lock(mutex_);
+    free_waiting(lock);
+    flush();
+  }
+  void set_live(int pool, bool live) {
+    const std::lock_guard lock(mutex_);
+    if (live) {
+      live_pools_.insert(pool);
+    } else {
+      live_pools_.erase(pool);
+    }
+  }
+  size_t reserved() {
+    const std::lock_guard lock(mutex_);
+    size_t bytes = 0;
+    for (const auto& [_, block] : blocks_) bytes += block.bytes;
+    return bytes;
+  }
+  std::pair<int, uint64_t> allocation_of(uintptr_t address) {
+    const std::lock_guard lock(mutex_);
+    auto at = blocks_.upper_bound(address);
+    if (at == blocks_.begin()) return {0, 0};
+    const Block& block = std::prev(at)->second;
+    return {block.arena.pool, block.serial};
   }
 
  private:
@@ -151,14 +190,14 @@ class Cache {
         std::max(device.counts.peak_bytes, device.in_use);
   }
 
-  Block* find(size_t bytes, int stream) {
-    auto& sizes = free_[stream];
+  Block* find(size_t bytes, const Arena& arena) {
+    auto& sizes = free_[arena];
     const auto found = sizes.lower_bound({bytes, 0});
     return found == sizes.end() ? nullptr : &blocks_.at(found->second);
   }
 
-  // Takes a segment of the device's memory for `stream`.
-  bool grow(size_t bytes, int stream) {
+  // Takes a segment of the device's memory for `arena`.
+  bool grow(size_t bytes, const Arena& arena) {
     const size_t size = (bytes + kSegment - 1) / kSegment * kSegment;
     auto hole = std::ranges::find_if(
         holes_, [&](const auto& one) { return one.second >= size; });
@@ -175,42 +214,42 @@ class Cache {
     }
     blocks_[address] = {
         .device = device_,
-        .stream = stream,
+        .arena = arena,
         .address = address,
         .bytes = size,
         .segment_begins = true};
-    free_[stream].insert({size, address});
+    free_[arena].insert({size, address});
     return true;
   }
 
   void split(Block& block, size_t bytes) {
     if (block.bytes - bytes < kGranule) return;
-    free_[block.stream].erase({block.bytes, block.address});
+    free_[block.arena].erase({block.bytes, block.address});
     const size_t rest = block.bytes - bytes;
     block.bytes = bytes;
-    free_[block.stream].insert({bytes, block.address});
+    free_[block.arena].insert({bytes, block.address});
     const uintptr_t address = block.address + bytes;
     blocks_[address] = {
         .device = device_,
-        .stream = block.stream,
+        .arena = block.arena,
         .address = address,
         .bytes = rest};
-    free_[block.stream].insert({rest, address});
+    free_[block.arena].insert({rest, address});
   }
 
   void put_back(Block* block) {
     block->free = true;
     auto at = blocks_.find(block->address);
     const auto join = [&](auto first, auto second) {
-      free_[second->second.stream].erase({second->second.bytes, second->first});
-      free_[first->second.stream].erase({first->second.bytes, first->first});
+      free_[second->second.arena].erase({second->second.bytes, second->first});
+      free_[first->second.arena].erase({first->second.bytes, first->first});
       first->second.bytes += second->second.bytes;
       blocks_.erase(second);
     };
     const auto fits = [&](auto first, auto second) {
       return !second->second.segment_begins && first->second.free &&
              second->second.free &&
-             first->second.stream == second->second.stream &&
+             first->second.arena == second->second.arena &&
              first->first + first->second.bytes == second->first;
     };
     if (const auto next = std::next(at);
@@ -223,7 +262,7 @@ class Cache {
         at = before;
       }
     }
-    free_[at->second.stream].insert({at->second.bytes, at->first});
+    free_[at->second.arena].insert({at->second.bytes, at->first});
   }
 
   // Blocks whose other streams are done. `lock` holds mutex_.
@@ -253,10 +292,11 @@ class Cache {
       const auto next = std::next(at);
       const bool whole =
           at->second.free && at->second.segment_begins &&
+          !live_pools_.contains(at->second.arena.pool) &&
           (next == blocks_.end() || next->second.segment_begins ||
            next->first != at->first + at->second.bytes);
       if (whole) {
-        free_[at->second.stream].erase({at->second.bytes, at->first});
+        free_[at->second.arena].erase({at->second.bytes, at->first});
         holes_[at->first] = at->second.bytes;
         at = blocks_.erase(at);
       } else {
@@ -281,7 +321,9 @@ class Cache {
   size_t used_ = 0;    // of the device's memory, by segments
   size_t in_use_ = 0;  // by blocks that are allocated
   std::map<uintptr_t, Block> blocks_;
-  std::map<int, std::set<Key>> free_;  // by stream
+  uint64_t serial_ = 0;  // of the last allocation
+  std::set<int> live_pools_;
+  std::map<Arena, std::set<Key>> free_;
   std::map<uintptr_t, size_t> holes_;
   std::vector<std::pair<Block*, std::vector<std::pair<int, MarkPtr>>>> waiting_;
 };
@@ -323,15 +365,19 @@ void free_block(void* context) {
 class DeviceAllocator final : public c10::DeviceAllocator {
  public:
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t) override {}
+  void emptyCache(c10::MempoolId_t) override {
+    cache_of(current_device()).emptied();
+  }
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
     record_stream(data, static_cast<int>(stream.id()));
   }
   c10::CachingDeviceAllocator::DeviceStats
   getDeviceStats(c10::DeviceIndex index) override {
+    const auto reserved = static_cast<int64_t>(cache_of(index).reserved());
     Device& device = device_of(index);
     std::lock_guard lock(device.mutex());
     c10::CachingDeviceAllocator::DeviceStats stats;
+    stats.reserved_bytes[0].current = reserved;
     stats.allocated_bytes[0].current = device.in_use;
     stats.allocated_bytes[0].peak = device.counts.peak_bytes;
     return stats;
@@ -344,14 +390,17 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override {
     const auto total = static_cast<size_t>(options().memory_bytes);
-    return {total - allocated_bytes(index), total};
+    return {total - cache_of(index).reserved(), total};
   }
   c10::DataPtr allocate(size_t bytes) override {
     const int index = current_device();
     const c10::Device device(
         c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(index));
     if (bytes == 0) return {nullptr, device};
-    Block* const block = cache_of(index).allocate(bytes, current_stream(index));
+    const int stream = current_stream(index);
+    const auto capture = device_of(index).capture_of(stream);
+    Block* const block = cache_of(index).allocate(
+        bytes, {.pool = capture ? capture->pool() : 0, .stream = stream});
     report(*block, true);
     return {
         reinterpret_cast<void*>(block->address), block, &free_block, device};
@@ -476,6 +525,22 @@ void record_stream(const c10::DataPtr& data, int stream) {
   if (data.get() == nullptr) return;
   auto* const block = static_cast<Block*>(data.get_context());
   cache_of(block->device).use_on(block, stream);
+}
+
+void begin_pool(int pool) {
+  cache_of(current_device()).set_live(pool, true);
+}
+
+void end_pool(int pool) {
+  for (int device = 0; device < num_devices(); ++device) {
+    cache_of(device).set_live(pool, false);
+  }
+}
+
+std::pair<int, uint64_t> allocation_of(uintptr_t address) {
+  const int device = device_of_address(reinterpret_cast<void*>(address));
+  if (device < 0) return {0, 0};
+  return cache_of(device).allocation_of(address);
 }
 
 }  // namespace echelon::test_device

@@ -9,6 +9,7 @@
 #include <c10/core/Stream.h>
 
 #include <cstdint>
+#include <utility>
 
 namespace echelon::test_device {
 
@@ -24,5 +25,14 @@ void* kernel_address(const void* address);
 /// The block of `data` is used by `stream` as well: it is not reused before the
 /// work that is queued there now is over.
 void record_stream(const c10::DataPtr& data, int stream);
+
+/// What is allocated from here by captured streams is the pool's (graph.h).
+void begin_pool(int pool);
+/// Nothing is replayed with the pool's memory any more. What is still allocated
+/// goes back when it is freed.
+void end_pool(int pool);
+/// The pool of the allocation at an address of a device (0: none), and its
+/// number among all allocations; number 0 when it is free.
+std::pair<int, uint64_t> allocation_of(uintptr_t address);
 
 }  // namespace echelon::test_device

@@ -325,12 +325,13 @@ void run_boxed(
   device.launch(
       current_stream(index), std::move(launch),
       [op, on_cpu = std::move(on_cpu), new_on_cpu = std::move(new_on_cpu),
-       returned]() mutable {
+       returned] {
         const at::AutoDispatchBelowAutograd no_autograd;
-        call_boxed(op, on_cpu);
+        Stack stack = on_cpu;  // a replay needs the arguments again
+        call_boxed(op, stack);
         Stack computed;
         for (size_t i = 0; i < returned.size(); ++i) {
-          if (returned[i] < 0) computed.push_back(on_cpu[i]);
+          if (returned[i] < 0) computed.push_back(stack[i]);
         }
         copy_results(new_on_cpu, computed);
       });

@@ -35,6 +35,7 @@
 #include "echelon/comm/nccl/nccl_plugin.h"
 #include "echelon/text/format.h"
 #include "tests/test_device/communicator_order.h"
+#include "tests/test_device/graph.h"
 #include "tests/test_device/memory.h"
 #include "tests/test_device/operators.h"
 #include "tests/test_device/runtime.h"
@@ -203,10 +204,14 @@ class ProcessGroup : public c10d::Backend {
     launch.name = "batch of messages";
     return run(
         all(), std::move(launch), std::move(tensors), /*async=*/true,
-        [batch = std::move(batch)](c10d::Backend& gloo) {
-          std::vector<WorkPtr> works;
-          for (const auto& one : batch) works.push_back(one(gloo));
-          for (const auto& work : works) work->wait();
+        [batch = std::move(batch)] {
+          std::vector<Message> messages;
+          for (const auto& make : batch) messages.push_back(make());
+          return [messages](c10d::Backend& gloo) {
+            std::vector<WorkPtr> works;
+            for (const auto& one : messages) works.push_back(one(gloo));
+            for (const auto& work : works) work->wait();
+          };
         },
         /*ordered=*/true, peers);
   }
@@ -397,6 +402,9 @@ class ProcessGroup : public c10d::Backend {
 
  private:
   using Use = std::pair<at::Tensor, bool>;  // whether it is written
+  using Message = std::function<WorkPtr(c10d::Backend&)>;
+  using MakeMessage = std::function<Message()>;
+  using Body = std::function<void(c10d::Backend&)>;
 
   void note(const std::string& what) {
     device_of(device_).note(format("{} {}", number_, what));
@@ -526,8 +534,10 @@ class ProcessGroup : public c10d::Backend {
     note(name);
     return run(
         all(), launch_of(name, uses), tensors_of(uses), async,
-        [body = std::move(body)](c10d::Backend& gloo) {
-          if (const WorkPtr work = body(gloo)) work->wait();
+        [body = std::move(body)] {
+          return [body](c10d::Backend& gloo) {
+            if (const WorkPtr work = body(gloo)) work->wait();
+          };
         });
   }
 
@@ -556,11 +566,13 @@ class ProcessGroup : public c10d::Backend {
     const CommunicatorPtr to = coalescing_ ? all() : pair(peer);
     const int at = static_cast<int>(
         std::ranges::find(to->ranks, peer) - to->ranks.begin());
-    const int number = (sends ? to->sent : to->received)[peer]++;
-    const auto body = [view = flat(tensor), at, number,
-                       sends](c10d::Backend& gloo) {
-      Tensors one{view};
-      return sends ? gloo.send(one, at, number) : gloo.recv(one, at, number);
+    // Each time that it is queued, it is another message.
+    const MakeMessage body = [view = flat(tensor), at, to, peer, sends] {
+      const int number = (sends ? to->sent : to->received)[peer]++;
+      return [view, at, number, sends](c10d::Backend& gloo) {
+        Tensors one{view};
+        return sends ? gloo.send(one, at, number) : gloo.recv(one, at, number);
+      };
     };
     if (coalescing_) {
       batch_.push_back(body);
@@ -575,16 +587,20 @@ class ProcessGroup : public c10d::Backend {
         .collective = true};
     return run(
         to, std::move(launch), tensors, /*async=*/true,
-        [body](c10d::Backend& gloo) { body(gloo)->wait(); },
+        [body] {
+          return [one = body()](c10d::Backend& gloo) { one(gloo)->wait(); };
+        },
         /*ordered=*/to == all_);
   }
 
+  // `make_body` is called each time that the call is queued: once, and at each
+  // replay of a graph that has it.
   // `peers`: of a batch of messages; none: all ranks take part.
   // `ordered`: its place among the calls of other communicators matters. A
   // message of a pair on the pair's communicator may be posted early.
   WorkPtr
   run(const CommunicatorPtr& on, Launch launch, Tensors tensors, bool async,
-      std::function<void(c10d::Backend&)> body, bool ordered = true,
+      std::function<Body()> make_body, bool ordered = true,
       const std::set<int>& peers = {}) {
     Device& device = device_of(device_);
     device.check();
@@ -592,25 +608,28 @@ class ProcessGroup : public c10d::Backend {
     const int current = current_stream(device_);
     const int stream = async ? on->stream : current;
     if (async) device.block(stream, device.mark(current));
-    if (ordered) note_order(*on, launch.name, peers);
     auto completion = std::make_shared<Completion>();
-    const uint64_t turn = on->turns.take();
-    device.launch(
-        stream, std::move(launch),
-        [on, turn, body = std::move(body), completion] {
-          on->turns.run(turn, [&] {
-            wait_while_held(on->aborted);
-            if (on->aborted) return;
-            try {
-              const c10::InferenceMode no_autograd(false);
-              body(*on->gloo);
-            } catch (...) {
-              std::lock_guard lock(completion->mutex);
-              completion->error = std::current_exception();
-              throw;
-            }
-          });
+    launch.make_work = [on, make_body = std::move(make_body), completion,
+                        ordered, name = launch.name, peers,
+                        device_index = device_]() -> std::function<void()> {
+      if (ordered) note_order(device_index, *on, name, peers);
+      const uint64_t turn = on->turns.take();
+      return [on, turn, body = make_body(), completion] {
+        on->turns.run(turn, [&] {
+          wait_while_held(on->aborted);
+          if (on->aborted) return;
+          try {
+            const c10::InferenceMode no_autograd(false);
+            body(*on->gloo);
+          } catch (...) {
+            std::lock_guard lock(completion->mutex);
+            completion->error = std::current_exception();
+            throw;
+          }
         });
+      };
+    };
+    device.launch(stream, std::move(launch), nullptr);
     completion->mark = device.mark(stream);
     if (!async) return nullptr;
     return c10::make_intrusive<TestWork>(
@@ -618,13 +637,13 @@ class ProcessGroup : public c10d::Backend {
   }
 
   // Only ranks that are threads of one process are compared.
-  void note_order(
-      const Communicator& on, const std::string& call,
+  static void note_order(
+      int device, const Communicator& on, const std::string& call,
       const std::set<int>& peers) {
     if (!options().sanitize) return;
-    auto found = order_book().add(device_, on.id, on.name, call, peers);
+    auto found = order_book().add(device, on.id, on.name, call, peers);
     if (!found) return;
-    device_of(device_).add_report(
+    device_of(device).add_report(
         Finding::communicator_order, *found + "\n" + CallStack::here().text());
   }
 
@@ -646,7 +665,7 @@ class ProcessGroup : public c10d::Backend {
   CommunicatorPtr all_;
   std::map<int, CommunicatorPtr> pairs_;
   bool coalescing_ = false;
-  std::vector<std::function<WorkPtr(c10d::Backend&)>> batch_;
+  std::vector<MakeMessage> batch_;
   std::set<int> batch_peers_;
   Tensors batch_tensors_;
   Launch batch_launch_;
@@ -678,7 +697,8 @@ constexpr nccl::Plugin kPlugin{
     &synchronize_current_stream,
     &make_backend,
     nullptr,
-    nullptr};
+    nullptr,
+    &make_graph};
 
 }  // namespace
 }  // namespace echelon::test_device

@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "echelon/text/format.h"
+#include "tests/test_device/graph.h"
 
 namespace echelon::test_device {
 namespace {
@@ -219,6 +220,8 @@ bool Queue::empty() const {
 }
 
 void Queue::run() {
+  // The first call in a thread takes the process's number, once.
+  at::get_num_threads();
   at::set_num_threads(1);
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -278,6 +281,48 @@ int Device::stream_of_pool(bool) {
 
 void Device::launch(int stream, Launch launch, std::function<void()> work) {
   check();
+  auto operation = std::make_shared<Operation>();
+  operation->name = launch.name;
+  operation->label = launch.label;
+  operation->node = node_name();
+  operation->stream = stream;
+  operation->stack = CallStack::here();
+  if (const auto capture = capture_of(stream)) {
+    TORCH_CHECK(
+        launch.host_uses.empty(), "operation not permitted when stream is ",
+        "capturing: ", launch.name, " uses memory of the host");
+    capture->add(
+        stream, std::move(launch), std::move(operation), std::move(work));
+    return;
+  }
+  {
+    std::unique_lock lock(mutex_);
+    if (capture_ && options().sanitize) {
+      lock.unlock();
+      add_report(
+          Finding::outside_capture,
+          format(
+              "{} on stream {} is queued while another stream is captured, and "
+              "no graph has it:\n{}",
+              operation->name, stream, operation->stack.text()));
+    }
+  }
+  enqueue(stream, launch, operation, std::move(work));
+}
+
+void Device::replay(
+    int stream, const Launch& launch,
+    const std::shared_ptr<const Operation>& operation,
+    const std::function<void()>& work) {
+  check();
+  enqueue(stream, launch, operation, work);
+}
+
+void Device::enqueue(
+    int stream, const Launch& launch,
+    const std::shared_ptr<const Operation>& operation,
+    std::function<void()> work) {
+  if (launch.make_work) work = launch.make_work();
   std::vector<std::string> conflicts;
   {
     std::lock_guard lock(mutex_);
@@ -296,12 +341,6 @@ void Device::launch(int stream, Launch launch, std::function<void()> work) {
       work = faulty(asked_fault().kind);
     }
     if (options().sanitize) {
-      auto operation = std::make_shared<Operation>();
-      operation->name = std::move(launch.name);
-      operation->label = std::move(launch.label);
-      operation->node = node_name();
-      operation->stream = stream;
-      operation->stack = CallStack::here();
       conflicts = sanitizer_.access(operation, time, clock, launch.accesses);
       for (const HostUse& use : launch.host_uses) {
         host_pending_.push_back({use, stream, time, operation});
@@ -315,7 +354,24 @@ void Device::launch(int stream, Launch launch, std::function<void()> work) {
   }
 }
 
+void Device::set_capture(std::shared_ptr<Capture> capture) {
+  std::lock_guard lock(mutex_);
+  capture_ = std::move(capture);
+}
+
+std::shared_ptr<Capture> Device::capture_of(int stream) {
+  std::lock_guard lock(mutex_);
+  return capture_ && capture_->has(stream) ? capture_ : nullptr;
+}
+
+void Device::refuse_in_capture(int stream, const std::string& call) {
+  TORCH_CHECK(
+      !capture_of(stream),
+      "operation not permitted when stream is capturing: ", call);
+}
+
 MarkPtr Device::mark(int stream) {
+  if (const auto capture = capture_of(stream)) return capture->mark(stream);
   std::lock_guard lock(mutex_);
   Queue& to = queue(stream);
   VectorClock clock = clocks_[static_cast<size_t>(stream)];
@@ -326,6 +382,19 @@ MarkPtr Device::mark(int stream) {
 }
 
 void Device::block(int stream, const MarkPtr& mark) {
+  {
+    std::unique_lock lock(mutex_);
+    const auto capture = capture_;
+    lock.unlock();
+    const bool captured = capture && capture->has(stream);
+    TORCH_CHECK(
+        mark->capture() == nullptr || mark->capture() == capture.get(),
+        "dependency created on an event of a capture that is over");
+    TORCH_CHECK(
+        !captured || mark->capture() != nullptr,
+        "dependency created on uncaptured work in another stream");
+    if (mark->capture() != nullptr) return capture->block(stream, *mark);
+  }
   std::lock_guard lock(mutex_);
   Queue& to = queue(stream);
   clocks_[static_cast<size_t>(stream)].merge(mark->clock());
@@ -334,6 +403,11 @@ void Device::block(int stream, const MarkPtr& mark) {
 }
 
 void Device::wait(const MarkPtr& mark, const std::string& call) {
+  TORCH_CHECK(
+      mark->capture() == nullptr,
+      "operation not permitted on an event last recorded in a capturing "
+      "stream: ",
+      call);
   if (!call.empty()) count_wait(call);
   mark->wait();
   learn(mark->clock());
@@ -342,6 +416,10 @@ void Device::wait(const MarkPtr& mark, const std::string& call) {
 
 bool Device::query(const MarkPtr& mark) {
   check();
+  TORCH_CHECK(
+      mark->capture() == nullptr,
+      "operation not permitted on an event last recorded in a capturing "
+      "stream: query");
   if (!mark->reached()) return false;
   learn(mark->clock());
   return true;
@@ -354,6 +432,11 @@ void Device::learn(const VectorClock& clock) {
 }
 
 void Device::synchronize(const std::string& call) {
+  {
+    std::lock_guard lock(mutex_);
+    TORCH_CHECK(
+        !capture_, "operation not permitted when stream is capturing: ", call);
+  }
   if (!call.empty()) count_wait(call);
   size_t streams = 0;
   {

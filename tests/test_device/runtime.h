@@ -30,6 +30,7 @@
 
 namespace echelon::test_device {
 
+class Capture;
 class Device;
 
 /// A point in a stream.
@@ -37,6 +38,16 @@ class Mark {
  public:
   Mark(int stream, VectorClock clock)
       : stream_(stream), clock_(std::move(clock)) {}
+  /// The point of a capture's stream that comes behind its operations so far.
+  Mark(int stream, VectorClock clock, const Capture* capture, size_t place)
+      : stream_(stream),
+        clock_(std::move(clock)),
+        capture_(capture),
+        place_(place) {}
+
+  /// Null for a point that a stream comes to. The capture may be over.
+  const Capture* capture() const { return capture_; }
+  size_t place() const { return place_; }  // among the capture's marks
 
   bool reached() const { return reached_.load(std::memory_order_acquire); }
   void reach();
@@ -49,6 +60,8 @@ class Mark {
  private:
   const int stream_;
   const VectorClock clock_;
+  const Capture* const capture_ = nullptr;
+  const size_t place_ = 0;
   double seconds_ = 0;
   std::atomic<bool> reached_{false};
   mutable std::mutex mutex_;
@@ -91,6 +104,9 @@ struct Launch {
   std::vector<Access> accesses;
   std::vector<HostUse> host_uses;
   bool collective = false;
+  /// Makes the work each time that it is queued, for work that a replay does
+  /// not repeat as it was.
+  std::function<std::function<void()>()> make_work;
 };
 
 class Device {
@@ -98,8 +114,21 @@ class Device {
   explicit Device(int index) : index_(index) {}
   int index() const { return index_; }
 
-  /// Queues an operation on `stream`.
+  /// Queues an operation on `stream`, or gives it to the capture that has the
+  /// stream.
   void launch(int stream, Launch launch, std::function<void()> work);
+  /// Queues an operation that was captured. `operation`: as it was then.
+  void replay(
+      int stream, const Launch& launch,
+      const std::shared_ptr<const Operation>& operation,
+      const std::function<void()>& work);
+
+  /// From now on the stream's operations go to `capture`; null: nobody's do.
+  void set_capture(std::shared_ptr<Capture> capture);
+  /// The capture of the stream; null: it has none.
+  std::shared_ptr<Capture> capture_of(int stream);
+  /// Throws if `stream` is captured.
+  void refuse_in_capture(int stream, const std::string& call);
   /// A mark after all that `stream` has queued.
   MarkPtr mark(int stream);
   /// Makes `stream` wait for `mark`.
@@ -145,11 +174,16 @@ class Device {
 
  private:
   Queue& queue(int stream);
+  void enqueue(
+      int stream, const Launch& launch,
+      const std::shared_ptr<const Operation>& operation,
+      std::function<void()> work);
   void protect(const HostUse& use);
   void release_host_uses();
 
   const int index_;
   std::mutex mutex_;
+  std::shared_ptr<Capture> capture_;  // under mutex_
   std::vector<std::unique_ptr<Queue>> queues_;
   std::vector<VectorClock> clocks_;  // by stream
   std::vector<int> ended_;           // streams
