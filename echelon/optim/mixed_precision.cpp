@@ -101,7 +101,7 @@ Tensor LossScaler::unscale_on_device(
   if (state_.device() != device) {
     state_ = detail::moved(state_, device, torch::kFloat64);
   }
-  const Tensor scale = state_[0];
+  const Tensor scale = state_[0].clone();
   auto found = torch::zeros({}, scale.options());
   for (auto& [_, list] : detail::by_kind(gradients)) {
     const auto here = unscale_list(list, scale);
@@ -125,7 +125,7 @@ Tensor LossScaler::unscale_on_device(
     const Tensor kept = detail::moved(skip, device, torch::kFloat64).ne(0);
     after = at::where(kept, state_, after);
   }
-  state_ = after;
+  state_.copy_(after);  // in place, where a CUDA graph reads it
   return at::stack({overflowed, scale, state_[2]});
 }
 

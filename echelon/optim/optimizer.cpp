@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "echelon/comm/nccl/accelerator.h"
 #include "echelon/error.h"
 #include "echelon/optim/clip.h"
 #include "echelon/text/format.h"
@@ -85,6 +86,35 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, double learning_rate)
   check_groups(groups_);
 }
 
+bool Optimizer::RateOrder::operator()(
+    const RateKey& a, const RateKey& b) const {
+  const auto key = [](const RateKey& one) {
+    return std::tuple(one.first.type(), one.first.index(), one.second);
+  };
+  return key(a) < key(b);
+}
+
+void Optimizer::set_learning_rate(double rate) {
+  learning_rate_ = rate;
+  for (auto& [key, tensor] : rates_) tensor.fill_(rate * key.second);
+}
+
+// The rates of a graph are made before it is captured, by the step before.
+Optimizer::Rate Optimizer::rate_of(const Batch& batch, double factor) {
+  const double rate = learning_rate_ * factor;
+  const auto& like = batch.parameters.front();
+  if (like.is_cpu()) return rate;
+  const torch::Device device = like.device();
+  const auto [found, made] = rates_.try_emplace({device, factor});
+  if (made) {
+    found->second =
+        torch::full({}, rate, torch::dtype(torch::kFloat32).device(device));
+  }
+  if (is_capturing(device)) return found->second;
+  if (like.scalar_type() == torch::kFloat64) return rate;
+  return static_cast<double>(static_cast<float>(rate));
+}
+
 void Optimizer::step(const torch::Tensor& skip) {
   const torch::NoGradGuard no_grad;
   // A CPU's flag is known, and saves the update.
@@ -109,8 +139,8 @@ void Optimizer::step(const torch::Tensor& skip) {
             skip, batch.parameters.front().device(), torch::kFloat32);
       }
       update(
-          batch, learning_rate_ * group.learning_rate_factor,
-          group.weight_decay, own);
+          batch, rate_of(batch, group.learning_rate_factor), group.weight_decay,
+          own);
     }
   }
 }
@@ -219,7 +249,7 @@ class Sgd : public Optimizer {
 
  private:
   void update(
-      const Batch& batch, double rate, double decay,
+      const Batch& batch, const Rate& rate, double decay,
       const std::optional<torch::Tensor>& skip) override {
     // A buffer that starts at zero makes the first step like any other:
     // momentum * 0 + g.
@@ -227,12 +257,16 @@ class Sgd : public Optimizer {
                                           : pick(buffers_, batch.indices);
     const auto& first = batch.parameters.front();
     if (first.is_cpu() && at::isReducedFloatingType(first.scalar_type())) {
-      return update_unfused(batch, buffers, rate, decay);
+      return update_unfused(batch, buffers, std::get<double>(rate), decay);
     }
-    at::_fused_sgd_(
-        batch.parameters, batch.gradients, buffers, decay, momentum_, rate,
-        /*dampening=*/0.0, nesterov_, /*maximize=*/false,
-        /*is_first_step=*/false, /*grad_scale=*/std::nullopt, skip);
+    std::visit(
+        [&](const auto& number) {
+          at::_fused_sgd_(
+              batch.parameters, batch.gradients, buffers, decay, momentum_,
+              number, /*dampening=*/0.0, nesterov_, /*maximize=*/false,
+              /*is_first_step=*/false, /*grad_scale=*/std::nullopt, skip);
+        },
+        rate);
   }
 
   // LibTorch 2.11's fused kernel leaves blocks of bfloat16 and float16 tensors
@@ -292,7 +326,7 @@ class Adam : public Optimizer {
 
  private:
   void update(
-      const Batch& batch, double rate, double decay,
+      const Batch& batch, const Rate& rate, double decay,
       const std::optional<torch::Tensor>& skip) override {
     const auto steps = pick(steps_, batch.indices);
     if (batch.parameters.front().is_cpu()) {
@@ -302,12 +336,16 @@ class Adam : public Optimizer {
       if (skip) at::_foreach_sub_(steps, std::vector(steps.size(), *skip));
     }
     const auto kernel = [&](auto function) {
-      function(
-          batch.parameters, batch.gradients, pick(exp_avg_, batch.indices),
-          pick(exp_avg_sq_, batch.indices),
-          /*max_exp_avg_sqs=*/std::vector<torch::Tensor>{}, steps, rate, beta1_,
-          beta2_, decay, epsilon_, /*amsgrad=*/false, /*maximize=*/false,
-          /*grad_scale=*/std::nullopt, skip);
+      std::visit(
+          [&](const auto& number) {
+            function(
+                batch.parameters, batch.gradients,
+                pick(exp_avg_, batch.indices), pick(exp_avg_sq_, batch.indices),
+                /*max_exp_avg_sqs=*/std::vector<torch::Tensor>{}, steps, number,
+                beta1_, beta2_, decay, epsilon_, /*amsgrad=*/false,
+                /*maximize=*/false, /*grad_scale=*/std::nullopt, skip);
+          },
+          rate);
     };
     if (decoupled_decay_) {
       kernel([](auto&&... arguments) { at::_fused_adamw_(arguments...); });

@@ -7,10 +7,12 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "echelon/options/optimizer.h"
@@ -58,8 +60,9 @@ class Optimizer {
   void zero_grad(ZeroGrad how = ZeroGrad::set_to_none);
 
   /// For schedules: learning_rate * LearningRateSchedule::factor(step), before
-  /// step().
-  void set_learning_rate(double rate) { learning_rate_ = rate; }
+  /// step(). Devices that are not CPUs get it as a float32, unless parameters
+  /// are float64.
+  void set_learning_rate(double rate);
   double learning_rate() const { return learning_rate_; }
 
   const std::vector<ParameterGroup>& groups() const { return groups_; }
@@ -87,13 +90,24 @@ class Optimizer {
     std::vector<torch::Tensor> gradients;
     std::vector<size_t> indices;
   };
+  /// A number of the host, or, while a CUDA graph is captured, a float32 scalar
+  /// on the device: a replay reads the rate of its own step there.
+  using Rate = std::variant<double, torch::Tensor>;
   virtual void update(
-      const Batch& batch, double learning_rate, double weight_decay,
+      const Batch& batch, const Rate& learning_rate, double weight_decay,
       const std::optional<torch::Tensor>& skip) = 0;
 
  private:
+  /// Of each group on each device that graphs are captured on.
+  using RateKey = std::pair<torch::Device, double>;
+  struct RateOrder {
+    bool operator()(const RateKey& a, const RateKey& b) const;
+  };
+  Rate rate_of(const Batch& batch, double factor);
+
   std::vector<ParameterGroup> groups_;
   double learning_rate_;
+  std::map<RateKey, torch::Tensor, RateOrder> rates_;
 };
 
 /// sgd, adam or adamw by options.name, over groups that the caller chose
