@@ -231,10 +231,12 @@ class TransformerBlock : public torch::nn::Module {
     TokenTuple tuple(inputs, name_);
     auto frame = frame_of(tuple, context_, name_);
     if (context_.parallel.context.is_used()) {
-      if (context_.masks->has_borders(tuple.documents)) {
+      if (context_.parallel.document_borders &&
+          context_.masks->has_borders(tuple.documents)) {
         frame.documents = tuple.documents;
       }
-    } else if (tuple.documents.defined()) {
+    } else if (
+        tuple.documents.defined() && context_.parallel.document_borders) {
       frame.mask = context_.masks->get(
           tuple.documents, tuple.x.scalar_type(),
           context_.parallel.splits_tokens());
@@ -389,7 +391,7 @@ void add_embedding(
           // Rounded as the weights are, as transformers does.
           const double scale =
               std::sqrt(static_cast<double>(context.shape.hidden_size));
-          x = x * torch::tensor(scale, x.options().requires_grad(false));
+          x = x * torch::full({}, scale, x.options().requires_grad(false));
         }
         if (with_dropout) {
           const auto frame = frame_of(tuple, context, name);

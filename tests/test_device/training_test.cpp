@@ -527,6 +527,12 @@ std::vector<Step> steps() {
     if (text) {
       add(model, "tp=2", "", nothing);
       add(model, "fsdp=2,tp=2,pp=2", "", nothing);
+      for (const char* layout : {"tp=2", "cp=2", "fsdp=2,tp=2"}) {
+        add(model, layout, "sharded tokens", [](Job& job) {
+          job.tensor.sequence_parallel = true;
+          job.data.documents = Documents::packed;
+        });
+      }
       add(model, "dp=2", "dropout, accumulated, scaled", [](Job& job) {
         if (job.model.name == "gpt") job.model.dropout = 0.3;
         job.train.accumulate = 3;

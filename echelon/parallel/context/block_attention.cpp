@@ -66,7 +66,12 @@ BlockAttention::BlockAttention(
     if (!even) group_ = 0;
   }
   if (group_ == 0) {
-    indices_ = torch::tensor(call.kv_of_query, torch::kInt64).to(like.device());
+    // Each number is a kernel's argument: a copy from the host would wait.
+    indices_ = torch::empty(
+        {heads}, torch::dtype(torch::kInt64).device(like.device()));
+    for (int64_t head = 0; head < heads; ++head) {
+      indices_[head].fill_(call.kv_of_query[static_cast<size_t>(head)]);
+    }
   }
 }
 

@@ -72,14 +72,18 @@ void SharedGradients::sum_of_one_dtype(
     const std::vector<Shared>& of_one_dtype) {
   const torch::NoGradGuard no_grad;
   std::vector<torch::Tensor> sums;
-  std::vector<float> reached_here;
   for (const auto& shared : of_one_dtype) {
     sums.push_back(unsharded_gradient(shared.parameter, shared.shard));
-    reached_here.push_back(shared.parameter.grad().defined() ? 1 : 0);
   }
-  // Summed with them: on how many ranks backward reached each parameter.
-  sums.push_back(
-      torch::tensor(reached_here, torch::kFloat32).to(sums.front().options()));
+  // Summed with them: on how many ranks backward reached each parameter. It is
+  // made on the device; a copy from the host would wait.
+  const auto count = static_cast<int64_t>(of_one_dtype.size());
+  const auto reached_here = torch::ones({count}, sums.front().options());
+  for (int64_t i = 0; i < count; ++i) {
+    const auto& parameter = of_one_dtype[static_cast<size_t>(i)].parameter;
+    if (!parameter.grad().defined()) reached_here[i].fill_(0);
+  }
+  sums.push_back(reached_here);
   group_.all_reduce(sums, ReduceOp::sum, {.label = "shared_gradients sum"});
   torch::Tensor reached;
   for (size_t i = 0; i < of_one_dtype.size(); ++i) {

@@ -63,6 +63,9 @@ struct TensorParallel {
   /// Linear layers multiply in 8 bits (fp8.h); other products keep the dtype of
   /// their matrices.
   bool fp8 = false;
+  /// Documents may have borders that attention respects. Otherwise they are
+  /// zeros, which tell layers the shape of the tokens, and no host reads them.
+  bool document_borders = true;
 
   int rank() const { return group.rank(); }
   int size() const { return group.size(); }

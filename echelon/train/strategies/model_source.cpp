@@ -367,6 +367,15 @@ MeshGroups mesh_groups(World& world, const Job& job) {
   return {world, job.layout, head_ranks(job.context, job.layout.cp)};
 }
 
+namespace {
+
+bool may_have_borders(const Job& job) {
+  return job.data.documents == Documents::respected ||
+         job.data.name == DataKind::own;
+}
+
+}  // namespace
+
 TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups) {
   return {
       groups.along(Axis::tp),
@@ -374,15 +383,18 @@ TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups) {
       {groups.along(Axis::cp), job.context, groups.context_heads(),
        groups.context_keys()},
       groups.along(Axis::ep),
-      job.precision.compute == ComputeDtype::fp8};
+      job.precision.compute == ComputeDtype::fp8,
+      may_have_borders(job)};
 }
 
 TensorParallel silent_tensor_parallel(const Job& job, int rank) {
   return {
-      Group::silent("tp", rank, static_cast<int>(job.layout.tp)), job.tensor,
+      Group::silent("tp", rank, static_cast<int>(job.layout.tp)),
+      job.tensor,
       ContextParallel::silent(0, static_cast<int>(job.layout.cp), job.context),
       Group::silent("ep", 0, static_cast<int>(job.layout.ep)),
-      job.precision.compute == ComputeDtype::fp8};
+      job.precision.compute == ComputeDtype::fp8,
+      may_have_borders(job)};
 }
 
 }  // namespace echelon
