@@ -40,6 +40,15 @@ struct Batch {
   std::vector<std::string> skip_reasons;  // one each
 };
 
+/// Calls `f` with each tensor of a batch.
+template <class F>
+void for_tensors(Batch& batch, const F& f) {
+  f(batch.inputs);
+  f(batch.targets);
+  for (auto& tensor : batch.more) f(tensor);
+  for (auto& tensor : batch.more_targets) f(tensor);
+}
+
 /// A random augmentation is a function of these and of the sample's index, so
 /// that it does not depend on the rank, the thread or the batch.
 struct SampleContext {
