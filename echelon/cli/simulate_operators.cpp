@@ -111,15 +111,17 @@ void print_operators(const SimulateCase& what, const cost::StepEstimate& step) {
         {"  waiting for the host", format_seconds(all.waits),
          format_percent(all.waits / step.step_seconds) + " of the step"});
   }
-  std::cout
-      << aligned(bounds)
-      << format(
-             "a microbatch: {} kernels, {} views; the host launches them in {} "
-             "a step\n",
-             format_count(all.kernels / microbatches),
-             format_count(all.views / microbatches),
-             format_seconds(all.launch_seconds))
-      << "\noperators that take longest, of all layers, in a step\n";
+  std::cout << aligned(bounds)
+            << format(
+                   "a microbatch: {} kernels, {} views; {}\n",
+                   format_count(all.kernels / microbatches),
+                   format_count(all.views / microbatches),
+                   all.launch_seconds > 0
+                       ? format(
+                             "the host launches them in {} a step",
+                             format_seconds(all.launch_seconds))
+                       : "a step is a CUDA graph, which the host launches")
+            << "\noperators that take longest, of all layers, in a step\n";
   std::cout << aligned(operator_rows(all));
 }
 

@@ -97,6 +97,7 @@ class Frameworks {
 void add_sharding(Frameworks& list) {
   Framework& trainer = list.add("echelon");
   trainer.host_seconds = 3e-6;
+  trainer.graphs = true;  // train/step_graphs.h
   trainer.gradient_bytes = 0;
   trainer.loss_kernels = true;
   trainer.context_ways = true;

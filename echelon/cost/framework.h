@@ -69,6 +69,9 @@ struct Framework {
   /// The host launches each operator when the previous one has ended
   /// (CUDA_LAUNCH_BLOCKING).
   bool launches_wait = false;
+  /// Steps are CUDA graphs where they can be: the host launches a step, and no
+  /// kernel of it.
+  bool graphs = false;
   double host_spread = 0.1;  // standard deviation over hosts, of their mean
   double expert_share = 1;   // of a matmul's rate, in groups of experts
   /// Host overhead of one pass through a layer of experts: the host waits to

@@ -172,6 +172,16 @@ double slowest_host(
 
 }  // namespace
 
+bool steps_are_graphs(
+    const Strategy& strategy, const cluster::Cluster& cluster,
+    const Framework& framework) {
+  return framework.graphs && strategy.graphs && strategy.layout.ep == 1 &&
+         !strategy.offload_optimizer && !strategy.offload_activations &&
+         std::ranges::none_of(cluster.groups, [](const auto& group) {
+           return group.node.device.processor;
+         });
+}
+
 double launch_seconds(
     const Operations& operations, const cluster::Device& device,
     const Framework& framework) {
@@ -341,8 +351,11 @@ PassSeconds pass_seconds(
       }
     }
   }
-  const double host = launch_seconds(operations, device, framework) + waits +
-                      framework.layer_host_seconds;
+  const bool graph =
+      waits == 0 && steps_are_graphs(strategy, cluster, framework);
+  const double host = graph ? 0
+                            : launch_seconds(operations, device, framework) +
+                                  waits + framework.layer_host_seconds;
   // The host runs ahead of the device, also while that is in a collective. A
   // processor launches and computes one after the other.
   const double hidden = framework.launches_wait ? 0 : pass.total();

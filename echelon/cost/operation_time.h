@@ -41,6 +41,13 @@ struct PassSeconds {
   void add(double factor, const PassSeconds& other);
 };
 
+/// Whether devices, GPUs all of them, repeat captured steps, so that no host
+/// launches their kernels: the framework does that, nothing of a step is in the
+/// host's memory, and no host asks how many tokens an expert gets.
+bool steps_are_graphs(
+    const Strategy& strategy, const cluster::Cluster& cluster,
+    const Framework& framework);
+
 /// Seconds that a host takes to launch the kernels of a pass, without those
 /// that framework and layer add.
 double launch_seconds(

@@ -66,6 +66,7 @@ class Collector {
     for (const Operation& operation : pass) add(operation, times, backward);
     all_.waits +=
         times * pass_seconds(pass, strategy_, cluster_, framework_, rank_).host;
+    if (steps_are_graphs(strategy_, cluster_, framework_)) return;
     all_.launch_seconds += times * launch_seconds(pass, device_, framework_);
   }
 

@@ -39,7 +39,8 @@ struct StepOperators {
   double seconds = 0;                   // of all of them
   double kernels = 0;                   // that a step launches
   double views = 0;                     // operators of a step without a kernel
-  double launch_seconds = 0;  // of the host, for all of these, in a step
+  double launch_seconds = 0;  // of the host, for all of these, in a step; 0
+                              // where steps are CUDA graphs
   double waits = 0;           // of the device for the host, in a step
 
   /// Seconds of the operators with this bound.

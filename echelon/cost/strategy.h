@@ -56,6 +56,8 @@ struct Strategy {
   double momentum = 0;  // of sgd; above 0, it keeps a value for each element
   bool offload_optimizer = false;
   bool offload_activations = false;
+  /// Steps may be CUDA graphs, where they can (steps_are_graphs()).
+  bool graphs = true;
   /// The framework: a name of framework_names() (framework.h).
   std::string framework = "echelon";
 

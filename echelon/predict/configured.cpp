@@ -9,6 +9,7 @@
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/strategy.h"
 #include "echelon/error.h"
+#include "echelon/job/cuda_graphs.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/layout/partition.h"
 
@@ -168,6 +169,7 @@ cost::Strategy configured_strategy(const Job& job) {
   strategy.reduce = job.precision.reduce;
   strategy.offload_optimizer = job.memory.offload != Offload::none;
   strategy.offload_activations = job.memory.activations == Activations::offload;
+  strategy.graphs = captures_steps(job);
   strategy.framework = "echelon";
   return strategy;
 }

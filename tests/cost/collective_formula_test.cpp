@@ -1,5 +1,6 @@
 // Collectives against the terms of their formulas, one at a time.
 #include <gtest/gtest.h>
+#include <functional>
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/framework.h"
@@ -180,14 +181,29 @@ TEST(PassTime, TheHostsLaunchesAreALowerBound) {
   Operations operations;
   for (int i = 0; i < 100; ++i)
     operations.push_back({.name = "small", .bytes = 64});
+  Strategy strategy = strategy_of({});
+  strategy.graphs = false;
   const PassSeconds pass =
-      pass_seconds(operations, strategy_of({}), cluster, framework);
+      pass_seconds(operations, strategy, cluster, framework);
   EXPECT_NEAR(
       pass.total(), 100 * framework.host_seconds + framework.layer_host_seconds,
       1e-12);
+  // A captured step has the device's own overhead alone.
+  strategy.graphs = true;
+  const auto captured = pass_seconds(operations, strategy, cluster, framework);
+  EXPECT_EQ(captured.host, 0);
+  EXPECT_EQ(captured.total(), pass.memory);
+  for (const auto& change : std::vector<std::function<void(Strategy&)>>{
+           [](Strategy& one) { one.offload_optimizer = true; },
+           [](Strategy& one) { one.offload_activations = true; },
+           [](Strategy& one) { one.layout.ep = 2; }}) {
+    Strategy other = strategy;
+    change(other);
+    EXPECT_GT(pass_seconds(operations, other, cluster, framework).host, 0);
+  }
+  strategy.graphs = false;
   operations.push_back({.name = "large", .bytes = 1e10});
-  EXPECT_EQ(
-      pass_seconds(operations, strategy_of({}), cluster, framework).host, 0);
+  EXPECT_EQ(pass_seconds(operations, strategy, cluster, framework).host, 0);
 }
 
 TEST(PassTime, WhatCanBeHiddenIs) {
