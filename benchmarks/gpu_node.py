@@ -278,16 +278,20 @@ class Node:
         return True, f"{1000 * seconds:.1f} ms a step, {tokens:,.0f} tokens/s, loss {steps[-1]['loss']:.4f}"
 
     def same_losses(self, name, layout):
-        """Launches in another order, or memory at other places, change no loss."""
+        """Graphs, launches in another order, or memory at other places, change no loss."""
         losses = {}
-        for label, environment in (("usual", {}), ("blocking", {"CUDA_LAUNCH_BLOCKING": "1"}),
-                                   ("uncached", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})):
-            run = self.out / "runs" / f"losses-{label}"
-            settings = ["train.steps=50", f"train.batch={8 * ranks_of(layout)}"]
+        usual = ["train.steps=50", f"train.batch={8 * ranks_of(layout)}"]
+        kernel_by_kernel = ["train.cuda_graphs=off"]
+        for label, environment, more in (
+                ("usual", {}, []), ("kernel by kernel", {}, kernel_by_kernel),
+                ("blocking", {"CUDA_LAUNCH_BLOCKING": "1"}, kernel_by_kernel),
+                ("uncached", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, kernel_by_kernel)):
+            run = self.out / "runs" / f"losses-{label.replace(' ', '-')}"
+            settings = [*usual, *more]
             if self.run(f"{name}, {label}", self.train(layout, settings, run), ranks_of(layout), environment) != 0:
                 return False, f"{label}: " + self.last_line(f"{name}, {label}")
             losses[label] = [one["loss"] for one in self.steps(run)]
-        apart = max(abs(a - b) / abs(a) for label in ("blocking", "uncached")
+        apart = max(abs(a - b) / abs(a) for label in losses
                     for a, b in zip(losses["usual"], losses[label], strict=True))
         return apart < 1e-3, f"50 losses, at most {apart:.1e} apart"
 

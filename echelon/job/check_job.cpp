@@ -23,6 +23,7 @@
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/job/compute_dtype.h"
+#include "echelon/job/cuda_graphs.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/layout/layout.h"
 #include "echelon/layout/partition.h"
@@ -62,6 +63,7 @@ class Checker {
     if (!job_.model.devices.empty()) check_devices();
     check_precision();
     check_non_finite();
+    check_cuda_graphs();
     check_batch();
     check_rebalance();
     check_length();
@@ -427,6 +429,17 @@ class Checker {
           "NaN stays in all that follow; set [train] compress to bf16, fp16 or "
           "none");
     }
+  }
+
+  void check_cuda_graphs() {
+    if (job_.train.cuda_graphs != CudaGraphs::on) return;
+    const std::string why = why_not_captured(job_);
+    if (why.empty()) return;
+    fail(
+        "train.cuda_graphs",
+        "this job's steps cannot be captured: {}; set cuda_graphs = \"auto\", "
+        "which leaves them as they are",
+        why);
   }
 
   void check_batch() {

@@ -61,6 +61,11 @@ constexpr config::Names<OnNonFinite> kOnNonFiniteNames = {
     {"skip", OnNonFinite::skip},
     {"rollback", OnNonFinite::rollback}};
 
+constexpr config::Names<CudaGraphs> kCudaGraphsNames = {
+    {"auto", CudaGraphs::automatic},
+    {"on", CudaGraphs::on},
+    {"off", CudaGraphs::off}};
+
 constexpr config::Names<BestMetric> kBestMetricNames = {
     {"none", BestMetric::none},
     {"loss", BestMetric::loss},
@@ -131,6 +136,10 @@ std::string to_string(RankKind kind) {
 
 std::string to_string(OnNonFinite reaction) {
   return config::name_of(reaction, kOnNonFiniteNames);
+}
+
+std::string to_string(CudaGraphs graphs) {
+  return config::name_of(graphs, kCudaGraphsNames);
 }
 
 std::string to_string(BestMetric metric) {
@@ -468,6 +477,11 @@ void bind(config::Section& section, TrainOptions& options) {
   section.field(
       "ranks", options.ranks, "processes, or threads of one process",
       kRankKindNames);
+  section.field(
+      "cuda_graphs", options.cuda_graphs,
+      "GPUs repeat a captured step, without a launch for each kernel: auto, "
+      "where it is known to be safe",
+      kCudaGraphsNames);
   section.field(
       "timeline_steps", options.timeline_steps,
       "steps that the timeline records; 0: none", {.at_least = 0});

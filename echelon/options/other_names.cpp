@@ -253,6 +253,9 @@ std::span<const config::OtherNames> other_names() {
        "allreduce_bucket_size reduce_bucket_size bucket_size"},
       {"train.find_unused_parameters", "",
        "ddp_find_unused_parameters unused_parameters"},
+      {"train.cuda_graphs", "",
+       "cuda_graph enable_cuda_graph use_cuda_graph cudagraphs "
+       "external_cuda_graph"},
       {"train.timeline_steps", "",
        "profile profiler profile_steps profile_freq enable_profiling"},
 

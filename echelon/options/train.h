@@ -19,10 +19,15 @@ enum class RankKind { processes, threads };
 /// and leaves out the samples since.
 enum class OnNonFinite { stop, skip, rollback };
 
+/// Whether steps are captured as CUDA graphs: where it is known to be safe,
+/// always, or never.
+enum class CudaGraphs { automatic, on, off };
+
 /// Their names in a configuration.
 std::string to_string(Compression compression);
 std::string to_string(RankKind kind);
 std::string to_string(OnNonFinite reaction);
+std::string to_string(CudaGraphs graphs);
 
 struct TrainOptions {
   int64_t steps = 0;  // exactly one of steps and epochs is above 0
@@ -52,6 +57,8 @@ struct TrainOptions {
   int64_t bucket_bytes = 25 << 20;  // gradients reduced by one collective
   bool find_unused_parameters = false;
   RankKind ranks = RankKind::processes;
+  /// On GPUs, after the first steps and those of the timeline.
+  CudaGraphs cuda_graphs = CudaGraphs::automatic;
   int64_t timeline_steps = 20;  // steps that the timeline records; 0: none
   OnNonFinite on_non_finite = OnNonFinite::stop;
   /// Steps between two comparisons of parameters that several ranks hold; 0:

@@ -108,13 +108,18 @@ void Recorder::time_parts(
   waited_ns_ = std::move(waited_ns);
 }
 
+void Recorder::hold_parts(bool held) {
+  std::lock_guard lock(mutex_);
+  holds_parts_ = held;
+}
+
 std::optional<Recorder::Pass> Recorder::begin_pass(SpanKind kind) {
   if (kind != SpanKind::forward && kind != SpanKind::backward &&
       kind != SpanKind::optimizer) {
     return std::nullopt;
   }
   std::lock_guard lock(mutex_);
-  if (!times_parts_) return std::nullopt;
+  if (!times_parts_ || holds_parts_) return std::nullopt;
   if (timer_) return Pass{.kind = kind, .begin = timer_->mark()};
   return Pass{
       .kind = kind, .begin = steady_now_ns(), .waited_ns = -waited_ns_()};

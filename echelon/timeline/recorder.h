@@ -106,6 +106,9 @@ class Recorder {
   ///              none of a part's time; not called with a timer
   void time_parts(
       std::unique_ptr<DeviceTimer> timer, std::function<int64_t()> waited_ns);
+  /// While it is held, passes are not timed: a CUDA graph is captured, whose
+  /// marks no device comes to.
+  void hold_parts(bool held);
   /// The passes of the step that begin_step() began, once it has been given to
   /// the device.
   struct Pass {
@@ -150,6 +153,7 @@ class Recorder {
   int64_t also_ = -1;                  // a step of also_record()
   std::vector<Recorded> spans_;
   bool times_parts_ = false;
+  bool holds_parts_ = false;
   std::unique_ptr<DeviceTimer> timer_;
   std::function<int64_t()> waited_ns_;
   std::vector<Pass> passes_;

@@ -41,6 +41,7 @@
 #include "echelon/timeline/rollback.h"
 #include "echelon/train/chosen_context.h"
 #include "echelon/train/chosen_precision.h"
+#include "echelon/train/device_batches.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/non_finite.h"
 #include "echelon/train/rebalancing.h"
@@ -52,6 +53,7 @@
 #include "echelon/train/saving/restart_memory.h"
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
+#include "echelon/train/step_graphs.h"
 #include "echelon/train/step_shots.h"
 #include "echelon/train/step_sums.h"
 #include "echelon/train/stop_signals.h"
@@ -208,7 +210,9 @@ class Loop {
   bool counts_tokens_;  // the objective's units; else they are samples
   std::shared_ptr<timeline::Recorder> recorder_;
   MemoryWatch memory_;
+  const DeviceBatches batches_;
   std::optional<TrainingState> state_;
+  std::optional<StepGraphs> graphs_;  // of state_
   std::optional<Saver> saver_;
   std::optional<MemorySaver> memory_saver_;
   std::optional<ReplicaCheck> replicas_;
@@ -267,6 +271,8 @@ Loop::Loop(
           world.rank(), first_recorded_step(job, resume_, total_steps_),
           job.train.timeline_steps, device_clock_of(world.device()))),
       memory_(job, source_, world, groups_),
+      // Layers on several devices take their own parts.
+      batches_(job.model.devices.empty() ? world.device() : torch::kCPU),
       log_(world, folder_, job.train.log_every),
       shots_(
           world, groups_.mesh(), *recorder_, folder_, job.train.watch_seconds),
@@ -314,6 +320,7 @@ Loop::Loop(
 // `job`: the run's, perhaps with another cut into stages.
 void Loop::build(const Job& job) {
   replicas_.reset();
+  graphs_.reset();
   state_.reset();
   memory_.during("the model is built", [&] {
     state_.emplace(
@@ -326,6 +333,10 @@ void Loop::build(const Job& job) {
             }},
         total_steps_);
   });
+  graphs_.emplace(
+      job_, world_, *state_, *recorder_, [this](const std::string& line) {
+        if (is_rank_zero()) log_.message(line);
+      });
   if (job.train.check_replicas_every == 0) return;
   replicas_.emplace(world_, groups_, state_->model());
   if (!replicas_->has_replicas()) replicas_.reset();
@@ -521,8 +532,8 @@ bool Loop::one_step() {
   const std::string place = "step " + std::to_string(step_ + 1);
   state_->before_forward();
   const Score score = memory_.during(place, [&] {
-    return state_->model().forward_backward(
-        *batch, counts_units(*data_.train, source_));
+    return graphs_->forward_backward(
+        batches_.copy(*batch), counts_units(*data_.train, source_), records);
   });
   if (memory_saver_) memory_saver_->finish();
   progress_.advance();
@@ -555,8 +566,8 @@ bool Loop::one_step() {
   }
   settle();  // the step before, whose error keeps this one from its update
   if (back_) {
-    state_->update_on_device(
-        step_, false, nullptr, nullptr,
+    graphs_->update(
+        step_, false, nullptr,
         torch::ones({}, torch::dtype(torch::kFloat32).device(world_.device())));
     return true;
   }
@@ -565,9 +576,8 @@ bool Loop::one_step() {
       (step_ + 1) % std::max<int64_t>(1, job_.train.log_every) == 0 ||
       step_ == 0;
   if (saver_) saver_->before_update();
-  const bool by_layer = logged && job_.train.layer_norms;
-  const auto update = state_->update_on_device(
-      step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr,
+  const auto update = graphs_->update(
+      step_, logged, job_.train.layer_norms ? &layers_ : nullptr,
       must_skip(sums, world_.size()));
   ++step_;
   position_ = position;
@@ -711,7 +721,7 @@ void Loop::record(
   if (update.loss_scale || job_.train.on_non_finite != OnNonFinite::stop) {
     metrics.skipped_steps = skipped_steps_;
   }
-  for (size_t i = 0; i < update.layer_norms.size(); ++i) {
+  for (size_t i = 0; queued.logged && i < update.layer_norms.size(); ++i) {
     metrics.layer_grad_norms.emplace_back(layers_[i], update.layer_norms[i]);
   }
   if (!mixtures_.empty()) record_experts(queued, sums, metrics);
@@ -772,6 +782,7 @@ void Loop::evaluate() {
   const bool streams =
       data_.holdout->is_stream() && data_.holdout != data_.train;
   if (data_.holdout_samples.empty() && !streams) return;
+  graphs_->leave();
   const double started = seconds();
   const int64_t own_numbers = metric_numbers(source_.metrics);
   auto sums = torch::zeros(
@@ -813,6 +824,7 @@ void Loop::evaluate() {
 
 // The ranks look for the first layer.
 std::string Loop::find_bad_loss(const Queued& queued, int64_t bad_rank) {
+  graphs_->leave();
   std::string where = "the loss, though every layer's output is finite";
   if (const auto found = state_->model().find_nonfinite(queued.batch)) {
     where = found->layer == "input"
@@ -859,6 +871,8 @@ void Loop::go_back() {
   news_ = {};
   memory_wanted_ = false;
   progress_.pause();
+  graphs_->leave();
+  graphs_->drop();
   if (saver_) saver_->wait();
   if (memory_saver_) {
     memory_saver_.reset();
@@ -1114,6 +1128,7 @@ TrainResult train(
   Job chosen = job;
   chosen.precision = chosen_precision(with_own_names(job, own), world);
   chosen = with_chosen_context(std::move(chosen), world);
+  const StreamForGraphs stream(with_own_names(chosen, own), world);
   try {
     Loop loop(chosen, world, folder, own, doors);
     try {

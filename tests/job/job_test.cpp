@@ -16,6 +16,7 @@
 
 #include "echelon/job/check_job.h"
 #include "echelon/job/compute_dtype.h"
+#include "echelon/job/cuda_graphs.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/job/resize.h"
 #include "echelon/job/run_folder.h"
@@ -460,6 +461,82 @@ TEST_F(JobTest, Fp8IsForLanguageModelsOnGpus) {
   check_compute_on_gpu(text, 80);
   text.precision.compute = ComputeDtype::fp8;
   EXPECT_TRUE(shards_parameters(text));
+}
+
+TEST_F(JobTest, StepsAreCapturedWhereNothingInThemIsTheHosts) {
+  const auto text = [] {
+    Job job;
+    job.model = {.name = "gpt2"};
+    job.data.name = DataKind::dummy;
+    return job;
+  };
+  const std::vector<std::pair<std::function<void(Job&)>, std::string>> cases = {
+      {[](Job& job) { job.model.name = "mixtral"; }, "each expert gets"},
+      {[](Job& job) {
+         job.model.devices = {"cuda:0", "cuda:1"};
+       },
+       "[model] devices names several"},
+      {[](Job& job) { job.memory.offload = Offload::optimizer; },
+       "[memory] keeps"},
+      {[](Job& job) { job.memory.activations = Activations::offload; },
+       "[memory] keeps"},
+      {[](Job& job) { job.train.compress = Compression::powersgd; },
+       "powersgd has new tensors"},
+      {[](Job& job) { job.train.find_unused_parameters = true; },
+       "which parameters were used"},
+      {[](Job& job) {
+         job.layout.cp = 2;
+         job.data.documents = Documents::respected;
+       },
+       "several documents"},
+      {[](Job& job) {
+         job.layout.tp = 2;
+         job.tensor.sequence_parallel = true;
+         job.data.documents = Documents::respected;
+       },
+       "several documents"},
+      {[](Job& job) { job.train.rebalance_every = 20; }, "rebalance_every"},
+      {[](Job& job) {
+         job.layout.pp = 2;
+         job.data.name = DataKind::images;
+         job.data.bad_image = BadImage::skip;
+       },
+       "which images they skipped"},
+      {[](Job& job) { job.comm.check_collectives = true; },
+       "compares each call"}};
+  for (const auto& [change, why] : cases) {
+    Job job = text();
+    change(job);
+    EXPECT_THAT(why_not_captured(job), HasSubstr(why));
+    EXPECT_FALSE(captures_steps(job)) << why;
+    job.train.cuda_graphs = CudaGraphs::on;
+    EXPECT_TRUE(captures_steps(job));  // or refused, which is not asked here
+  }
+  Job job = text();
+  EXPECT_TRUE(captures_steps(job));
+  job.layout.tp = 2;
+  job.tensor.sequence_parallel = true;
+  EXPECT_TRUE(captures_steps(job));
+  job.layout.tp = 1;
+  job.data.documents = Documents::respected;
+  EXPECT_TRUE(captures_steps(job));
+  job.train.cuda_graphs = CudaGraphs::off;
+  EXPECT_FALSE(captures_steps(job));
+  // Only its author knows what a program's own layers do.
+  job.model.name = kOwnModel;
+  job.train.cuda_graphs = CudaGraphs::automatic;
+  EXPECT_FALSE(captures_steps(job));
+  job.train.cuda_graphs = CudaGraphs::on;
+  EXPECT_TRUE(captures_steps(job));
+
+  const auto bad = load(
+      "[train]\nsteps = 10\ncuda_graphs = \"on\"\n"
+      "find_unused_parameters = true\n");
+  EXPECT_THAT(
+      error_text([&] { check_job(bad, 1); }),
+      HasSubstr("cuda_graphs = \"on\": this job's steps cannot be "
+                "captured: the host reads which parameters were used; set "
+                "cuda_graphs = \"auto\""));
 }
 
 // Matmuls are reduced in chunks even where tokens are not sharded.

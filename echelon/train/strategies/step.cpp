@@ -164,11 +164,6 @@ int64_t total_steps(const TrainOptions& options, int64_t batches_per_epoch) {
 namespace {
 
 using torch::Tensor;
-// Gradients of one device and dtype, and the layer of each.
-struct List {
-  std::vector<Tensor> gradients;
-  std::vector<int64_t> layers;
-};
 
 // The layer with the longest name that `name` begins with.
 int64_t
@@ -182,21 +177,21 @@ layer_of(const std::map<std::string, int64_t>& index, const std::string& name) {
       "parameter \"" + name + "\" belongs to no layer of the model's list");
 }
 
-// Adds squared norms by layer.
-void add_squares(const List& list, Tensor& sums) {
-  const auto norms = at::_foreach_norm(list.gradients, 2);
-  const auto squares = at::stack(norms).to(torch::kFloat64).square_();
-  sums.index_add_(
-      0, to_device(torch::tensor(list.layers, torch::kInt64), sums.device()),
-      detail::moved(squares, sums.device(), torch::kFloat64));
+}  // namespace
+
+// They are the same in each step, and a CUDA graph cannot take them from the
+// host.
+Tensor LayerNorms::places(
+    const detail::TensorKind& kind, const List& list, torch::Device device) {
+  auto& [layers, there] = places_[kind];
+  if (layers != list.layers || !there.defined()) {
+    layers = list.layers;
+    there = to_device(torch::tensor(layers, torch::kInt64), device);
+  }
+  return there;
 }
 
-// The 2-norm of the gradients of each of `layers`, the names of all of the
-// model's layers; 0 for a layer without parameters, NaN or infinite where a
-// gradient is. A tied parameter counts for the layer of its first name. Every
-// rank calls, and gets the same: each element of the model counts once. One
-// small sum over the ranks. float64 on `device`.
-Tensor layer_norms(
+Tensor LayerNorms::measure(
     const ParallelModel& model, const std::vector<std::string>& layers,
     torch::Device device) {
   const torch::NoGradGuard no_grad;
@@ -223,10 +218,18 @@ Tensor layer_norms(
   auto sums = torch::zeros(
       {static_cast<int64_t>(layers.size())},
       torch::dtype(torch::kFloat64).device(device));
-  for (const auto& [_, list] : lists) add_squares(list, sums);
+  for (const auto& [kind, list] : lists) {
+    const auto norms = at::_foreach_norm(list.gradients, 2);
+    const auto squares = at::stack(norms).to(torch::kFloat64).square_();
+    sums.index_add_(
+        0, places(kind, list, device),
+        detail::moved(squares, device, torch::kFloat64));
+  }
   if (shared && shared->sum) shared->sum(sums);
   return sums.sqrt_();
 }
+
+namespace {
 
 // The numbers of an update; those of layers follow.
 enum Number : int64_t { kSkipped, kNorm, kScale, kOverflows, kNumNumbers };
@@ -347,7 +350,7 @@ void TrainingState::load_loss_scale(const LossScaler::State& state) {
   use_scale();
 }
 
-// Returns what the scaler does.
+// Returns what the scaler does. Its first scale moves to the gradients' device.
 torch::Tensor TrainingState::unscale(const torch::Tensor& skip) {
   std::vector<torch::Tensor> gradients;
   for (const auto& parameter : optimizer_->parameters()) {
@@ -356,7 +359,6 @@ torch::Tensor TrainingState::unscale(const torch::Tensor& skip) {
   const auto shared = model_->partitioned_gradients();
   const auto numbers = scaler_.unscale_on_device(
       gradients, shared ? shared->sum : SumOverRanks(), skip);
-  // Unscaling makes a new tensor of the scale, which the next loss must use.
   use_scale();
   return numbers;
 }
@@ -373,6 +375,25 @@ torch::Tensor TrainingState::norm() {
 
 torch::Tensor TrainingState::update_on_device(
     int64_t step, bool measure_norm, timeline::Recorder* recorder,
+    const std::vector<std::string>* layers, const torch::Tensor& skip) {
+  begin_update(step);
+  const auto numbers = update_parameters(measure_norm, recorder, layers, skip);
+  // A GPU's decision is not known here: the step is treated as an update, in
+  // which the optimizer has changed nothing.
+  const bool known =
+      numbers.is_cpu() && numbers.const_data_ptr<double>()[kSkipped] != 0;
+  end_update(/*updated=*/!known);
+  return numbers;
+}
+
+void TrainingState::begin_update(int64_t step) {
+  const torch::NoGradGuard no_grad;
+  optimizer_->set_learning_rate(
+      options_.learning_rate * schedule_.factor(step));
+}
+
+torch::Tensor TrainingState::update_parameters(
+    bool measure_norm, timeline::Recorder* recorder,
     const std::vector<std::string>* layers, const torch::Tensor& skip) {
   const torch::NoGradGuard no_grad;
   timeline::ScopedSpan span(
@@ -391,15 +412,13 @@ torch::Tensor TrainingState::update_on_device(
   if (layers) {
     numbers.all()
         .narrow(0, kNumNumbers, num_layers)
-        .copy_(layer_norms(*model_, *layers, device_));
+        .copy_(layer_norms_.measure(*model_, *layers, device_));
   }
   const bool measured = options_.clip_norm > 0 || measure_norm || skips_;
   if (measured) {
     numbers.set(kNorm, norm());
     numbers.raise_unless_finite(kSkipped, kNorm);
   }
-  optimizer_->set_learning_rate(
-      options_.learning_rate * schedule_.factor(step));
   torch::Tensor skipped;
   if (measured || skip.defined() || scaler_.active()) {
     skipped = numbers.one(kSkipped).to(torch::kFloat32);
@@ -407,11 +426,6 @@ torch::Tensor TrainingState::update_on_device(
   optimizer_->step(skipped);
   optimizer_->zero_grad();
   if (!buffers_.empty()) restore_buffers(skipped);
-  // A GPU's decision is not known here: the step is treated as an update, in
-  // which the optimizer has changed nothing.
-  const bool known =
-      skipped.defined() && skipped.is_cpu() && skipped.item<float>() != 0;
-  model_->after_update(/*updated=*/!known);
   return numbers.all();
 }
 

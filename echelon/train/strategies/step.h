@@ -4,9 +4,11 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "echelon/comm/mesh_groups.h"
@@ -32,6 +34,32 @@ struct StepUpdate {
   /// The norms of the layers that were asked for, before clipping; empty in a
   /// skipped step.
   std::vector<double> layer_norms;
+};
+
+/// The norms of the gradients of layers.
+class LayerNorms {
+ public:
+  /// The 2-norm of the gradients of each of `layers`, the names of all of the
+  /// model's layers; 0 for a layer without parameters, NaN or infinite where a
+  /// gradient is. A tied parameter counts for the layer of its first name.
+  /// Every rank calls, and gets the same: each element of the model counts
+  /// once. One small sum over the ranks. float64 on `device`.
+  torch::Tensor measure(
+      const ParallelModel& model, const std::vector<std::string>& layers,
+      torch::Device device);
+
+ private:
+  // Gradients of one device and dtype, and the layer of each.
+  struct List {
+    std::vector<torch::Tensor> gradients;
+    std::vector<int64_t> layers;
+  };
+  torch::Tensor places(
+      const detail::TensorKind& kind, const List& list, torch::Device device);
+
+  // The layers of the last lists, by kind, on the host and on the device.
+  std::map<detail::TensorKind, std::pair<std::vector<int64_t>, torch::Tensor>>
+      places_;
 };
 
 /// What one rank has of a model in its layout, and its optimizer.
@@ -73,6 +101,14 @@ class TrainingState {
   torch::Tensor update_on_device(
       int64_t step, bool measure_norm, timeline::Recorder* recorder,
       const std::vector<std::string>* layers, const torch::Tensor& skip);
+  /// What update_on_device() does, one after the other, for a CUDA graph: what
+  /// the host says to the device in each step, what the device does, and what
+  /// the model begins for the next forward pass.
+  void begin_update(int64_t step);
+  torch::Tensor update_parameters(
+      bool measure_norm, timeline::Recorder* recorder,
+      const std::vector<std::string>* layers, const torch::Tensor& skip);
+  void end_update(bool updated = true) { model_->after_update(updated); }
   /// `numbers`: update_on_device()'s, on the CPU. Throws as update().
   StepUpdate read_update(const torch::Tensor& numbers) const;
 
@@ -91,6 +127,7 @@ class TrainingState {
   LossScaler scaler_;
   // Of the model, with skips_, and what they were before the forward pass.
   std::vector<torch::Tensor> buffers_, buffers_before_;
+  LayerNorms layer_norms_;
 };
 
 /// This rank's part of the job's training batches; `groups` may be of another
