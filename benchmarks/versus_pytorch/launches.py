@@ -23,8 +23,7 @@ VIEWS = set("""view _unsafe_view transpose t permute split split_with_sizes unsq
 expand detach alias select as_strided reshape _reshape_alias chunk unbind empty empty_like narrow
 lift_fresh""".split())
 KERNELS = {"_scaled_dot_product_flash_attention_for_cpu_backward": 3,
-           "native_layer_norm_backward": 2, "_fused_rms_norm_backward": 2,
-           "residual_norm_gradient": 2}
+           "native_layer_norm_backward": 2, "_fused_rms_norm_backward": 2}
 
 
 class Kernels(TorchDispatchMode):

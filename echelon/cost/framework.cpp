@@ -100,6 +100,7 @@ void add_sharding(Frameworks& list) {
   trainer.graphs = true;  // train/step_graphs.h
   trainer.gradient_bytes = 0;
   trainer.loss_kernels = true;
+  trainer.norm_gradient_kernels = 1;  // kernels/norm.h
   trainer.context_ways = true;
   trainer.hidden_context_parallel = 0.9;  // ring; the others wait
   trainer.gathers_at_once = true;         // ShardedUnits::after_update

@@ -95,6 +95,9 @@ struct Framework {
   /// The loss has kernels that read each logit of 16 bits once, and once more
   /// in backward, which writes its gradient. They come before loss_bytes.
   bool loss_kernels = false;
+  /// Of the gradient of a block's norm: one for its input and one that sums the
+  /// parts of the parameters' gradients, or one for both.
+  int64_t norm_gradient_kernels = 2;
   double optimizer_bytes = 40;  // moved per parameter and step, AdamW
   /// Gradients of layers with fewer bytes wait for the next layers' and are
   /// summed with them (stage 0); 0: each layer's by themselves.

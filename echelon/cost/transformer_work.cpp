@@ -92,7 +92,9 @@ class BlockBuilder {
 
  private:
   void norm() {
-    build_.stream("norm", sizes_.sharded_elements(), 2, 4, 1, 2);
+    build_.stream(
+        "norm", sizes_.sharded_elements(), 2, 4, 1,
+        framework_.norm_gradient_kernels);
     build_.parameters(
         as_double(shape_.hidden) * (shape_.rms_norm ? 1 : 2),
         shape_.rms_norm ? 1 : 2);

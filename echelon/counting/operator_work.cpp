@@ -263,8 +263,7 @@ int64_t kernels_of(const std::string& name) {
       {"_scaled_dot_product_flash_attention_backward", 3},
       {"native_layer_norm_backward", 2},  // inputs; weights with biases
       {"_fused_rms_norm_backward", 2},
-      {"residual_norm_gradient", 2},  // to the sum; parameters (kernels/norm.h)
-      {"native_batch_norm", 3},       // two of statistics
+      {"native_batch_norm", 3},  // two of statistics
       {"native_batch_norm_backward", 2},
       {"native_group_norm_backward", 3},
       {"largest_magnitude", 2},         // its memory is set to 0 first

@@ -27,6 +27,9 @@ using NormGradients = std::tuple<Tensor, Tensor>;
 // Blocks that fill a GPU of 132 multiprocessors, whose sums stay small beside
 // the rows.
 constexpr int64_t kNormBlocks = 264;
+constexpr int64_t kNormBlocksOfThreads = 4;  // times as many of fewer threads
+static_assert(
+    kNormBlocks * kNormBlocksOfThreads <= kNormGroup * (kNormCounters - 1));
 
 MaybeTensor if_defined(const Tensor& x) {
   return x.defined() ? MaybeTensor(x) : std::nullopt;
@@ -84,7 +87,8 @@ int64_t norm_rows(const Tensor& x) {
 
 Tensor norm_statistics(const Tensor& x, bool with_mean) {
   return torch::empty(
-      {with_mean ? 2 : 1, norm_rows(x)}, x.options().dtype(torch::kFloat32));
+      {with_mean ? 2 : 1, norm_rows(x) + kNormCounters},
+      x.options().dtype(torch::kFloat32));
 }
 
 NormResults norm_outputs(const Tensor& x, bool adds, bool with_mean) {
@@ -143,7 +147,8 @@ NormGradients norm_gradient_on_gpu(
       norm_launch(x, {gradient, passed, x, weight, to_sum});
   int64_t rows = norm_rows(x), width = x.size(-1);
   int64_t blocks = std::min(
-      rows, kNormBlocks * std::min<int64_t>(4, kNormThreads / threads));
+      rows,
+      kNormBlocks * std::min(kNormBlocksOfThreads, kNormThreads / threads));
   const auto partial = for_parameters ? torch::empty(
                                             {statistics.size(0), blocks, width},
                                             statistics.options())
@@ -152,22 +157,17 @@ NormGradients norm_gradient_on_gpu(
   const void* more = address_of(passed);
   const void* values = x.const_data_ptr();
   const void* weights = weight.const_data_ptr();
-  const void* numbers = statistics.const_data_ptr();
+  void* numbers = statistics.mutable_data_ptr();
   void* to = to_sum.mutable_data_ptr();
   void* sums = for_parameters ? partial.mutable_data_ptr() : nullptr;
+  void* to_parameters =
+      for_parameters ? parameters.mutable_data_ptr() : nullptr;
   launch_norm(
       (with_mean ? "layer_norm_gradient" : "rms_norm_gradient") + suffix, x,
       blocks, threads,
-      std::array<void*, 10>{
-          &from, &more, &values, &weights, &numbers, &to, &sums, &rows, &width,
-          &blocks});
-  if (!for_parameters) return {to_sum, parameters};
-  constexpr int64_t kColumns = 32;  // kSumColumns of norm.cu
-  void* to_parameters = parameters.mutable_data_ptr();
-  launch_norm(
-      "norm_parameters" + number_suffix(x.scalar_type()), x,
-      statistics.size(0) * ((width + kColumns - 1) / kColumns), kNormThreads,
-      std::array<void*, 4>{&sums, &to_parameters, &blocks, &width});
+      std::array<void*, 11>{
+          &from, &more, &values, &weights, &numbers, &to, &sums, &to_parameters,
+          &rows, &width, &blocks});
   return {to_sum, parameters};
 }
 

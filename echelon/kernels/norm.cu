@@ -2,7 +2,10 @@
 // block of threads has a row, which its threads keep in registers, so that
 // forward reads and writes each tensor once. Backward is one pass too: blocks
 // have several rows each and keep their sums for the gradients of weight and
-// bias, which a second kernel adds up. Compiled after numbers.cu.
+// bias. Blocks that come after each other are a group. The last block of a
+// group to end adds up the group's sums, and the last of these blocks adds up
+// the groups. Which block that is differs from run to run; the order of the
+// sums does not. Compiled after numbers.cu.
 
 constexpr int kNormThreads = 512;  // of a block, at most: kNormThreads of norm.h
 
@@ -10,6 +13,12 @@ constexpr int kNormThreads = 512;  // of a block, at most: kNormThreads of norm.
 // an address each, which need registers too.
 template <int K>
 constexpr int kNormValues = K == 1 ? 8 : 16;
+
+// Blocks of a group, and zeros behind the statistics of the rows, with which
+// backward counts blocks: kNormGroup and kNormCounters of norm.h. The first
+// counter is of the groups, the others are of the blocks of each group.
+constexpr int kNormGroup = 24;
+constexpr int kNormCounters = 48;
 
 struct Two {
   float a;
@@ -40,7 +49,8 @@ __device__ inline Two sums_of_block(Two mine) {
 // 0 and there is no bias.
 //
 //   x, added    [rows, width]; null `added`: the sum is x, and `sum` is null
-//   statistics  [1 or 2, rows]: 1 / sqrt(variance + eps), then the mean
+//   statistics  [1 or 2, rows + kNormCounters]: 1 / sqrt(variance + eps), then
+//               the mean; behind the first of them the counters, which are 0
 //   K           elements of an access; it divides width and the addresses
 template <class T, int K, bool kMean>
 __device__ void norm(
@@ -109,7 +119,54 @@ __device__ void norm(
   }
   if (thread == 0) {
     statistics[row] = scale;
-    if (kMean) statistics[rows + row] = mean;
+    if (kMean) statistics[rows + kNormCounters + row] = mean;
+  }
+  if (row > 0) return;
+  for (int i = thread; i < kNormCounters; i += blockDim.x) {
+    statistics[rows + i] = 0;
+  }
+}
+
+// to [width]: the sums of from [parts, width] over the parts, one after the
+// other; `stride` elements from part to part. `to` may be the first part.
+template <int K, class To>
+__device__ inline void add_parts(
+    const float* from, To* to, int parts, int stride, int width) {
+  for (int at = threadIdx.x * K; at < width; at += blockDim.x * K) {
+    auto sum = *reinterpret_cast<const Packet<float, K>*>(from + at);
+    for (int part = 1; part < parts; ++part) {
+      const auto more =
+          *reinterpret_cast<const Packet<float, K>*>(from + part * stride + at);
+      ECHELON_UNROLL
+      for (int k = 0; k < K; ++k) sum.values[k] += more.values[k];
+    }
+    Packet<To, K> result;
+    ECHELON_UNROLL
+    for (int k = 0; k < K; ++k) store(result.values[k], sum.values[k]);
+    *reinterpret_cast<Packet<To, K>*>(to + at) = result;
+  }
+}
+
+// out [count, width]: the sums of partial [count, blocks, width], to which the
+// calling block has written its own. partial has less than 2^31 elements.
+template <int K, class T>
+__device__ inline void add_blocks(
+    float* partial, T* out, unsigned* counters, int count, int blocks,
+    int width) {
+  const int group = static_cast<int>(blockIdx.x) / kNormGroup;
+  const int groups = (blocks + kNormGroup - 1) / kNormGroup;
+  const int left = blocks - group * kNormGroup;
+  const int size = left < kNormGroup ? left : kNormGroup;
+  if (!is_last_block(counters + 1 + group, size)) return;
+  for (int i = 0; i < count; ++i) {
+    float* first = partial + (i * blocks + group * kNormGroup) * width;
+    add_parts<K>(first, first, size, width, width);
+  }
+  if (!is_last_block(counters, groups)) return;
+  for (int i = 0; i < count; ++i) {
+    add_parts<K>(
+        partial + i * blocks * width, out + i * width, groups,
+        kNormGroup * width, width);
   }
 }
 
@@ -118,12 +175,14 @@ __device__ void norm(
 //
 //   gradient, passed  [rows, width]; null `passed`: none
 //   x                 [rows, width], what was normalised
-//   partial           [1 or 2, blocks, width]: each block's sums for the
-//                     gradients of weight and bias; null: not wanted
+//   statistics        norm()'s
+//   partial           [1 or 2, blocks, width]: room for each block's sums; null:
+//                     no gradients of weight and bias are wanted
+//   parameters        [1 or 2, width]: the gradients of weight and bias
 template <class T, int K, bool kMean>
 __device__ void norm_gradient(
     const T* gradient, const T* passed, const T* x, const T* weight,
-    const float* statistics, T* out, float* partial, long long rows,
+    float* statistics, T* out, float* partial, T* parameters, long long rows,
     long long width, long long blocks) {
   const int thread = threadIdx.x;
   const float share = 1 / static_cast<float>(width);
@@ -132,7 +191,7 @@ __device__ void norm_gradient(
   for (long long row = blockIdx.x; row < rows; row += blocks) {
     const long long begin = row * width;
     const float scale = statistics[row];
-    const float mean = kMean ? statistics[rows + row] : 0;
+    const float mean = kMean ? statistics[rows + kNormCounters + row] : 0;
     Two sums = {0, 0};
     ECHELON_UNROLL
     for (int p = 0; p < kNormValues<K> / K; ++p) {
@@ -181,50 +240,20 @@ __device__ void norm_gradient(
     }
   }
   if (partial == nullptr) return;
-  partial += blockIdx.x * width;
+  float* own = partial + blockIdx.x * width;
   ECHELON_UNROLL
   for (int p = 0; p < kNormValues<K> / K; ++p) {
     const int at = (p * blockDim.x + thread) * K;
     if (at >= width) continue;
     ECHELON_UNROLL
     for (int k = 0; k < K; ++k) {
-      partial[at + k] = for_weight[p * K + k];
-      if (kMean) partial[blocks * width + at + k] = for_bias[p * K + k];
+      own[at + k] = for_weight[p * K + k];
+      if (kMean) own[blocks * width + at + k] = for_bias[p * K + k];
     }
   }
-}
-
-constexpr int kSumColumns = 32;  // of a block
-
-// out [count, width]: the sums over the blocks of partial [count, blocks,
-// width]. A block of threads has kSumColumns columns of one of the `count`, and
-// as many rows at a time as it has threads for.
-template <class T>
-__device__ void norm_parameters(
-    const float* partial, T* out, long long blocks, long long width) {
-  __shared__ float all[kNormThreads];
-  const int thread = threadIdx.x;
-  const long long tiles = (width + kSumColumns - 1) / kSumColumns;
-  const long long which = blockIdx.x / tiles;
-  const long long column =
-      blockIdx.x % tiles * kSumColumns + thread % kSumColumns;
-  const int groups = blockDim.x / kSumColumns;
-  float sum = 0;
-  if (column < width) {
-    const float* from = partial + which * blocks * width + column;
-    for (long long row = thread / kSumColumns; row < blocks; row += groups) {
-      sum += from[row * width];
-    }
-  }
-  all[thread] = sum;
-  __syncthreads();
-  for (int half = blockDim.x / 2; half >= kSumColumns; half /= 2) {
-    if (thread < half) all[thread] += all[thread + half];
-    __syncthreads();
-  }
-  if (thread < kSumColumns && column < width) {
-    store(out[which * width + column], all[thread]);
-  }
+  add_blocks<K == 1 ? 1 : 4>(
+      partial, parameters, reinterpret_cast<unsigned*>(statistics + rows),
+      kMean ? 2 : 1, static_cast<int>(blocks), static_cast<int>(width));
 }
 
 #define ECHELON_NORM_OF(kind, name, T, K, kMean)                              \
@@ -239,21 +268,17 @@ __device__ void norm_parameters(
   extern "C" __global__ void __launch_bounds__(kNormThreads)                  \
       kind##_norm_gradient_##name(                                            \
           const T* gradient, const T* passed, const T* x, const T* weight,    \
-          const float* statistics, T* out, float* partial, long long rows,    \
-          long long width, long long blocks) {                                \
+          float* statistics, T* out, float* partial, T* parameters,           \
+          long long rows, long long width, long long blocks) {                \
     norm_gradient<T, K, kMean>(                                               \
-        gradient, passed, x, weight, statistics, out, partial, rows, width,   \
-        blocks);                                                              \
+        gradient, passed, x, weight, statistics, out, partial, parameters,    \
+        rows, width, blocks);                                                 \
   }
-#define ECHELON_NORM(name, T)                                          \
-  ECHELON_NORM_OF(rms, name, T, 1, false)                              \
-  ECHELON_NORM_OF(rms, name##_packets, T, 16 / sizeof(T), false)       \
-  ECHELON_NORM_OF(layer, name, T, 1, true)                             \
-  ECHELON_NORM_OF(layer, name##_packets, T, 16 / sizeof(T), true)      \
-  extern "C" __global__ void norm_parameters_##name(                   \
-      const float* partial, T* out, long long blocks, long long width) { \
-    norm_parameters(partial, out, blocks, width);                      \
-  }
+#define ECHELON_NORM(name, T)                                    \
+  ECHELON_NORM_OF(rms, name, T, 1, false)                        \
+  ECHELON_NORM_OF(rms, name##_packets, T, 16 / sizeof(T), false) \
+  ECHELON_NORM_OF(layer, name, T, 1, true)                       \
+  ECHELON_NORM_OF(layer, name##_packets, T, 16 / sizeof(T), true)
 ECHELON_NORM(float, float)
 ECHELON_NORM(bfloat16, BFloat16)
 ECHELON_NORM(half, Half)

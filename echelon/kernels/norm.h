@@ -19,6 +19,11 @@ inline constexpr int64_t kNormThreads = 512;
 inline constexpr int64_t kNormValues = 16;
 inline constexpr int64_t kSingleNormValues = 8;
 
+/// Blocks whose sums for the parameters' gradients one block adds up, and the
+/// counters of blocks and of such groups.
+inline constexpr int64_t kNormGroup = 24;
+inline constexpr int64_t kNormCounters = 48;
+
 /// Whether the functions below take rows like `x` [..., width] with weights
 /// like `weight` [width]: on a GPU that has the kernels (uses_kernels), or meta
 /// tensors that stand for such; not wider than a block's registers hold (8192,
@@ -28,8 +33,11 @@ bool takes_norm(const torch::Tensor& x, const torch::Tensor& weight);
 struct ResidualNorm {
   torch::Tensor norm;        // as x
   torch::Tensor sum;         // x + added; undefined without `added`
-  torch::Tensor statistics;  // [2, rows], float32: 1 / deviation, mean;
-                             // [1, rows] without bias
+  torch::Tensor statistics;  // [2, rows + kNormCounters], float32:
+                             // 1 / deviation, mean; [1, …] without bias. The
+                             // first row ends with counters, which are 0: the
+                             // gradient's kernel counts its blocks with them,
+                             // and leaves them as they were
 };
 
 /// (sum - mean) / sqrt(variance + eps) * weight + bias, or, with an undefined
@@ -52,7 +60,9 @@ struct ResidualNormGradient {
 ///   gradient    that of the norm, as x
 ///   passed      what came to the sum beside it, added; undefined: none
 ///   x           what was normalised
-///   statistics  residual_norm()'s
+///   statistics  residual_norm()'s; no other call may use them meanwhile
+///
+/// Two calls give the same bits.
 ResidualNormGradient residual_norm_gradient(
     const torch::Tensor& gradient, const torch::Tensor& passed,
     const torch::Tensor& x, const torch::Tensor& weight,

@@ -1,5 +1,5 @@
 // What the kernels share: 16-bit numbers, which they compute with in float32,
-// and accesses of 16 bytes.
+// accesses of 16 bytes, and how a kernel finds the last of its blocks.
 //
 // NVRTC compiles this text followed by a file of kernels, without any header.
 // Tests also compile both as C++ for the host, with __shared__ variables that
@@ -56,3 +56,20 @@ struct alignas(sizeof(T) * K) Packet {
 #else
 #define ECHELON_UNROLL
 #endif
+
+// Whether the calling block is the last of `count` blocks that call this with
+// the same counter. Its threads then see what the threads of the others wrote
+// before. No block waits. The counter is 0 before the first block and after the
+// last, so that the next kernel finds it as this one did.
+__device__ inline bool is_last_block(unsigned* counter, int count) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const unsigned others = static_cast<unsigned>(count - 1);
+    __threadfence();
+    last = atomicInc(counter, others) == others;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
+}

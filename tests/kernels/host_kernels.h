@@ -36,6 +36,17 @@ inline void atomicMax(unsigned* to, unsigned value) {
   while (seen < value && !shared.compare_exchange_weak(seen, value)) {
   }
 }
+/// As CUDA's: after `most` comes 0.
+inline unsigned atomicInc(unsigned* to, unsigned most) {
+  const std::atomic_ref<unsigned> shared(*to);
+  unsigned seen = shared;
+  while (!shared.compare_exchange_weak(seen, seen >= most ? 0 : seen + 1)) {
+  }
+  return seen;
+}
+inline void __threadfence() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
 inline float half_to_float(unsigned short bits) {
   return static_cast<float>(c10::Half(bits, c10::Half::from_bits()));
 }
@@ -43,13 +54,18 @@ inline unsigned short float_to_half(float value) {
   return c10::Half(value).x;
 }
 
+/// The order in which blocks end. A GPU promises none.
+enum class BlockOrder { forwards, backwards };
+
 /// A launch of `blocks` blocks of `threads` threads. A block's threads are
 /// threads here; blocks run one after the other.
-inline void
-launch(int64_t blocks, int threads, const std::function<void()>& kernel) {
+inline void launch(
+    int64_t blocks, int threads, const std::function<void()>& kernel,
+    BlockOrder order = BlockOrder::forwards) {
   threads_of_block = std::make_unique<std::barrier<>>(threads);
   blockDim.x = threads;
-  for (int64_t block = 0; block < blocks; ++block) {
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t block = order == BlockOrder::forwards ? i : blocks - 1 - i;
     blockIdx.x = static_cast<int>(block);
     std::vector<std::thread> all;
     for (int thread = 0; thread < threads; ++thread) {

@@ -23,6 +23,8 @@ using torch::Tensor;
 static_assert(host::kNormThreads == kernels::kNormThreads);
 static_assert(host::kNormValues<8> == kernels::kNormValues);
 static_assert(host::kNormValues<1> == kernels::kSingleNormValues);
+static_assert(host::kNormGroup == kernels::kNormGroup);
+static_assert(host::kNormCounters == kernels::kNormCounters);
 
 constexpr double kEps = 1e-5;
 
@@ -81,37 +83,45 @@ std::vector<Tensor> run(const Case& one, const std::vector<Tensor>& in) {
   const auto numbers = torch::dtype(torch::kFloat32);
   const auto out = empty_at(x, one.offset);
   const auto sum = added.defined() ? empty_at(x, one.offset) : Tensor();
-  const auto statistics = torch::full({count, one.rows}, 7, numbers);
+  const auto statistics =
+      torch::full({count, one.rows + kernels::kNormCounters}, 7, numbers);
   host::launch(one.rows, one.threads, [&] {
     host::norm<T, K, kMean>(
         of<T>(x), of<T>(added), of<T>(weight), of<T>(bias), to<T>(sum),
         to<T>(out), to<float>(statistics), one.rows, one.width,
         static_cast<float>(kEps));
   });
-  const auto for_sum = empty_at(x, one.offset);
-  const auto partial = torch::full({count, one.blocks, one.width}, 7, numbers);
-  const auto parameters = torch::full({count, one.width}, 7, x.options());
-  host::launch(one.blocks, one.threads, [&] {
-    host::norm_gradient<T, K, kMean>(
-        of<T>(gradient), of<T>(passed), of<T>(sum.defined() ? sum : x),
-        of<T>(weight), of<float>(statistics), to<T>(for_sum),
-        to<float>(partial), one.rows, one.width, one.blocks);
-  });
+  const auto counters = statistics[0].narrow(0, one.rows, host::kNormCounters);
+  // The gradients to the sum and to the parameters.
+  const auto gradients = [&](bool for_parameters, host::BlockOrder order) {
+    const auto for_sum = empty_at(x, one.offset);
+    const auto partial =
+        for_parameters ? torch::full({count, one.blocks, one.width}, 7, numbers)
+                       : Tensor();
+    const auto parameters = torch::full({count, one.width}, 7, x.options());
+    host::launch(
+        one.blocks, one.threads,
+        [&] {
+          host::norm_gradient<T, K, kMean>(
+              of<T>(gradient), of<T>(passed), of<T>(sum.defined() ? sum : x),
+              of<T>(weight), to<float>(statistics), to<T>(for_sum),
+              to<float>(partial), to<T>(parameters), one.rows, one.width,
+              one.blocks);
+        },
+        order);
+    EXPECT_TRUE(counters.eq(0).all().template item<bool>());
+    return std::pair(for_sum, parameters);
+  };
+  const auto [for_sum, parameters] =
+      gradients(true, host::BlockOrder::forwards);
+  // Whichever block is the last, and a second time: the same bits.
+  const auto again = gradients(true, host::BlockOrder::backwards);
+  EXPECT_TRUE(again.first.equal(for_sum));
+  EXPECT_TRUE(again.second.equal(parameters));
   // Without parameters: the same, and nothing else is written.
-  const auto again = empty_at(x, one.offset);
-  host::launch(one.blocks, one.threads, [&] {
-    host::norm_gradient<T, K, kMean>(
-        of<T>(gradient), of<T>(passed), of<T>(sum.defined() ? sum : x),
-        of<T>(weight), of<float>(statistics), to<T>(again), nullptr, one.rows,
-        one.width, one.blocks);
-  });
-  EXPECT_TRUE(again.equal(for_sum));
-  host::launch(
-      count * ((one.width + host::kSumColumns - 1) / host::kSumColumns), 64,
-      [&] {
-        host::norm_parameters<T>(
-            of<float>(partial), to<T>(parameters), one.blocks, one.width);
-      });
+  const auto alone = gradients(false, host::BlockOrder::forwards);
+  EXPECT_TRUE(alone.first.equal(for_sum));
+  EXPECT_TRUE(alone.second.eq(7).all().template item<bool>());
   return {out, sum, for_sum, parameters, statistics};
 }
 
@@ -194,6 +204,19 @@ TEST(NormKernels, OfOneRowAndOfMoreBlocksThanRows) {
   compare<host::BFloat16, 8>(torch::kBFloat16, {2, 48, 4, 5});
 }
 
+// Whole groups of blocks, one more, and one of one block.
+TEST(NormKernels, BlocksAreAddedUpInGroups) {
+  for (const int64_t blocks :
+       {host::kNormGroup, 2 * host::kNormGroup + 1, 2 * host::kNormGroup + 7}) {
+    for (const bool with_mean : {false, true}) {
+      compare<float, 1>(
+          torch::kFloat32, {2 * blocks + 3, 7, 2, blocks, 0, true, with_mean});
+      compare<host::BFloat16, 8>(
+          torch::kBFloat16, {blocks, 40, 4, blocks, 0, true, with_mean});
+    }
+  }
+}
+
 // Numbers far from zero keep their deviation.
 TEST(NormKernels, ALargeMeanLosesNoDigits) {
   torch::manual_seed(2);
@@ -234,11 +257,12 @@ TEST(NormKernels, GiveShapesOfMetaTensors) {
   const auto found = kernels::residual_norm(x, x, weight, weight, kEps);
   EXPECT_EQ(found.norm.sizes(), x.sizes());
   EXPECT_EQ(found.sum.scalar_type(), torch::kBFloat16);
-  EXPECT_EQ(found.statistics.sizes(), (std::vector<int64_t>{2, 6}));
+  const int64_t rows = 6 + kernels::kNormCounters;
+  EXPECT_EQ(found.statistics.sizes(), (std::vector<int64_t>{2, rows}));
   EXPECT_EQ(found.statistics.scalar_type(), torch::kFloat32);
   const auto alone = kernels::residual_norm(x, {}, weight, {}, kEps);
   EXPECT_FALSE(alone.sum.defined());
-  EXPECT_EQ(alone.statistics.sizes(), (std::vector<int64_t>{1, 6}));
+  EXPECT_EQ(alone.statistics.sizes(), (std::vector<int64_t>{1, rows}));
   const auto gradient =
       kernels::residual_norm_gradient(x, {}, x, weight, found.statistics, true);
   EXPECT_EQ(gradient.sum.sizes(), x.sizes());
