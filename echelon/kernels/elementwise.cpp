@@ -7,6 +7,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "echelon/comm/nccl/accelerator.h"
 #include "echelon/kernels/dispatcher.h"
@@ -243,6 +244,84 @@ Tensor contiguous_like(const Tensor& x) {
   return torch::empty(x.sizes(), x.options());
 }
 
+using Two = std::tuple<Tensor, Tensor>;
+
+// Blocks that fill a GPU of 132 multiprocessors, and the threads of one in each
+// of its rows: kGeluLanes of elementwise.cu.
+constexpr int64_t kGeluBlocks = 660;
+constexpr int64_t kGeluLanes = 32;
+
+int64_t gelu_width(const Tensor& x) {
+  return x.dim() > 0 ? x.size(-1) : 1;
+}
+
+// Tiles of columns, with as many elements of each thread.
+int64_t gelu_tiles(const Tensor& x, int64_t packet) {
+  const int64_t columns = kGeluLanes * packet;
+  return (gelu_width(x) + columns - 1) / columns;
+}
+
+// Room for the counters of the gradient, whose accesses may be single ones.
+Two gelu_outputs(const Tensor& x) {
+  return {
+      contiguous_like(x),
+      torch::empty({gelu_tiles(x, 1)}, x.options().dtype(torch::kInt32))};
+}
+
+Two gelu_gradients_like(const Tensor& x) {
+  return {contiguous_like(x), torch::empty({gelu_width(x)}, x.options())};
+}
+
+Two gelu_on_gpu(const Tensor& x) {
+  const auto in = x.contiguous();
+  auto results = gelu_outputs(x);
+  auto& [out, counters] = results;
+  const void* from = in.const_data_ptr();
+  void* to = out.mutable_data_ptr();
+  void* zeros = counters.mutable_data_ptr();
+  int64_t n = in.numel();
+  int tiles = static_cast<int>(counters.numel());
+  launch_flat(
+      "gelu", in, {&in, &out},
+      std::array<void*, 5>{&from, &to, &zeros, &n, &tiles});
+  return results;
+}
+
+Two gelu_gradient_on_gpu(
+    const Tensor& gradient, const Tensor& x, const Tensor& counters) {
+  const auto d = gradient.contiguous(), in = x.contiguous();
+  auto results = gelu_gradients_like(x);
+  auto& [out, for_bias] = results;
+  if (in.numel() == 0) {
+    for_bias.zero_();
+    return results;
+  }
+  int64_t width = gelu_width(in), rows = in.numel() / width;
+  const bool packets = width % packet_of(in) == 0 && begins_a_packet(d) &&
+                       begins_a_packet(in) && begins_a_packet(out);
+  const int64_t tiles = gelu_tiles(in, packets ? packet_of(in) : 1);
+  // Each thread has some rows, so that few sums are left to add up.
+  constexpr int64_t kRows = 4 * kElementwiseThreads / kGeluLanes;
+  int parts = static_cast<int>(
+      std::clamp<int64_t>(kGeluBlocks / tiles, 1, (rows + kRows - 1) / kRows));
+  const auto partial =
+      torch::empty({parts, width}, in.options().dtype(torch::kFloat32));
+  const void* gradients = d.const_data_ptr();
+  const void* from = in.const_data_ptr();
+  void* to = out.mutable_data_ptr();
+  void* sums = partial.mutable_data_ptr();
+  void* to_bias = for_bias.mutable_data_ptr();
+  void* arrived = counters.mutable_data_ptr();
+  launch_elementwise(
+      "gelu_gradient" + number_suffix(in.scalar_type()) +
+          (packets ? "_packets" : ""),
+      in, tiles * parts, kElementwiseThreads,
+      std::array<void*, 9>{
+          &gradients, &from, &to, &sums, &to_bias, &arrived, &rows, &width,
+          &parts});
+  return results;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(echelon, library) {
@@ -252,6 +331,10 @@ TORCH_LIBRARY_FRAGMENT(echelon, library) {
   library.def("swiglu(Tensor gate, Tensor up) -> Tensor");
   library.def(
       "swiglu_gradient(Tensor gradient, Tensor gate, Tensor up) -> Tensor");
+  library.def("gelu(Tensor x) -> (Tensor, Tensor)");
+  library.def(
+      "gelu_gradient(Tensor gradient, Tensor x, Tensor counters) -> (Tensor, "
+      "Tensor)");
   library.def(
       "dropout_mask(Tensor first, Tensor sample_key, int width, int stream, "
       "int threshold) -> Tensor");
@@ -261,6 +344,8 @@ TORCH_LIBRARY_IMPL(echelon, CUDA, library) {
   library.impl("rotate", rotate_on_gpu);
   library.impl("swiglu", swiglu_on_gpu);
   library.impl("swiglu_gradient", swiglu_gradient_on_gpu);
+  library.impl("gelu", gelu_on_gpu);
+  library.impl("gelu_gradient", gelu_gradient_on_gpu);
   library.impl("dropout_mask", dropout_mask_on_gpu);
   library.impl("dropout", dropout_on_gpu);
 }
@@ -278,6 +363,11 @@ TORCH_LIBRARY_IMPL(echelon, Meta, library) {
   library.impl(
       "swiglu_gradient", [](const Tensor&, const Tensor& gate, const Tensor&) {
         return pair_like(gate);
+      });
+  library.impl("gelu", gelu_outputs);
+  library.impl(
+      "gelu_gradient", [](const Tensor&, const Tensor& x, const Tensor&) {
+        return gelu_gradients_like(x);
       });
   library.impl(
       "dropout_mask", [](const Tensor& first, const Tensor&, int64_t width,
@@ -328,6 +418,21 @@ swiglu_gradient(const Tensor& gradient, const Tensor& gate, const Tensor& up) {
       operator_named<Tensor(const Tensor&, const Tensor&, const Tensor&)>(
           "echelon::swiglu_gradient");
   return op.call(gradient, gate, up);
+}
+
+Gelu gelu(const Tensor& x) {
+  static const auto op = operator_named<Two(const Tensor&)>("echelon::gelu");
+  auto [out, counters] = op.call(x);
+  return {out, counters};
+}
+
+GeluGradient
+gelu_gradient(const Tensor& gradient, const Tensor& x, const Tensor& counters) {
+  static const auto op =
+      operator_named<Two(const Tensor&, const Tensor&, const Tensor&)>(
+          "echelon::gelu_gradient");
+  auto [to_x, to_bias] = op.call(gradient, x, counters);
+  return {to_x, to_bias};
 }
 
 Tensor dropout_mask(

@@ -1,6 +1,7 @@
 // Kernels that read each element once and write it once, where LibTorch's
-// operators need several passes and launches: rotary positions, SwiGLU, and
-// dropout with its mask. Compiled after numbers.cu.
+// operators need several passes and launches: rotary positions, SwiGLU, GELU
+// with the gradient of a bias, and dropout with its mask. Compiled after
+// numbers.cu.
 
 // The index of the calling thread among those of all blocks.
 __device__ inline long long global_thread() {
@@ -147,6 +148,124 @@ __device__ void swiglu_gradient(
   *reinterpret_cast<Packet<T, K>*>(out + width) = of_up;
 }
 
+// --- GELU ---------------------------------------------------------------------
+
+// GELU's tanh form is x times this share, (1 + tanh(inner)) / 2 with
+// inner = sqrt(2 / pi) (x + 0.044715 x^3). Hendrycks and Gimpel, "Gaussian Error
+// Linear Units", 2016, arXiv:1606.08415, section 2.
+constexpr float kGeluSlope = 1.5957691216f;  // 2 sqrt(2 / pi)
+constexpr float kGeluCube = 0.044715f;
+__device__ inline float gelu_share(float x) {
+  return sigmoid(kGeluSlope * (x + kGeluCube * x * x * x));
+}
+
+// GELU of n elements. Writes 0 to the `tiles` counters of gelu_gradient().
+// K divides n and the addresses.
+template <class T, int K>
+__device__ void gelu(
+    const T* x, T* out, unsigned* counters, long long n, int tiles) {
+  if (blockIdx.x == 0) {
+    for (int i = threadIdx.x; i < tiles; i += blockDim.x) counters[i] = 0;
+  }
+  const long long at = global_thread() * K;
+  if (at >= n) return;
+  const auto in = *reinterpret_cast<const Packet<T, K>*>(x + at);
+  Packet<T, K> result;
+  for (int k = 0; k < K; ++k) {
+    const float value = to_float(in.values[k]);
+    store(result.values[k], value * gelu_share(value));
+  }
+  *reinterpret_cast<Packet<T, K>*>(out + at) = result;
+}
+
+constexpr int kGeluThreads = 256;  // of a block, at most: kElementwiseThreads
+constexpr int kGeluLanes = 32;     // of them side by side in a row
+
+// The sums over the rows of a block's threads, in the threads of its first row.
+template <int K>
+__device__ inline void add_rows_of_block(float (&sums)[K]) {
+  __shared__ float all[K * kGeluThreads];
+  const int thread = threadIdx.x;
+  __syncthreads();  // the sums before these have been read
+  ECHELON_UNROLL
+  for (int k = 0; k < K; ++k) all[k * kGeluThreads + thread] = sums[k];
+  __syncthreads();
+  for (int half = blockDim.x / 2; half >= kGeluLanes; half /= 2) {
+    if (thread < half) {
+      ECHELON_UNROLL
+      for (int k = 0; k < K; ++k) {
+        all[k * kGeluThreads + thread] += all[k * kGeluThreads + thread + half];
+      }
+    }
+    __syncthreads();
+  }
+  ECHELON_UNROLL
+  for (int k = 0; k < K; ++k) sums[k] = all[k * kGeluThreads + thread];
+}
+
+// The gradient of gelu() to x, and its sum over the rows, which is the gradient
+// of a bias that x has. A block has a tile of kGeluLanes * K columns, and every
+// parts-th of the sets of rows that its threads have at a time. The last block
+// of a tile to end adds up the sums of the tile's blocks; their order does not
+// depend on which block that is.
+//
+//   gradient, x  [rows, width], contiguous
+//   partial      [parts, width]: room for each block's sums
+//   counters     one for each tile, gelu()'s
+//   K            elements of an access; it divides width and the addresses
+template <class T, int K>
+__device__ void gelu_gradient(
+    const T* gradient, const T* x, T* out, float* partial, T* for_bias,
+    unsigned* counters, long long rows, long long width, int parts) {
+  const int tiles =
+      static_cast<int>((width + kGeluLanes * K - 1) / (kGeluLanes * K));
+  const int tile = static_cast<int>(blockIdx.x) % tiles;
+  const int part = static_cast<int>(blockIdx.x) / tiles;
+  const int lane = static_cast<int>(threadIdx.x) % kGeluLanes;
+  const int first = static_cast<int>(threadIdx.x) / kGeluLanes;
+  const int at_once = blockDim.x / kGeluLanes;  // rows
+  const long long column =
+      (static_cast<long long>(tile) * kGeluLanes + lane) * K;
+  const bool inside = column < width;
+  float sums[K] = {};
+  for (long long row = static_cast<long long>(part) * at_once + first;
+       inside && row < rows; row += static_cast<long long>(parts) * at_once) {
+    const long long at = row * width + column;
+    const auto d = *reinterpret_cast<const Packet<T, K>*>(gradient + at);
+    const auto v = *reinterpret_cast<const Packet<T, K>*>(x + at);
+    Packet<T, K> result;
+    ECHELON_UNROLL
+    for (int k = 0; k < K; ++k) {
+      const float value = to_float(v.values[k]);
+      const float share = gelu_share(value);
+      const float steep = kGeluSlope * (1 + 3 * kGeluCube * value * value);
+      const float slope =
+          to_float(d.values[k]) *
+          (share + value * (share * (1 - share)) * steep);
+      store(result.values[k], slope);
+      sums[k] += slope;
+    }
+    *reinterpret_cast<Packet<T, K>*>(out + at) = result;
+  }
+  add_rows_of_block(sums);
+  const bool writes = inside && first == 0;
+  if (writes) {
+    ECHELON_UNROLL
+    for (int k = 0; k < K; ++k) partial[part * width + column + k] = sums[k];
+  }
+  if (!is_last_block(counters + tile, parts)) return;
+  ECHELON_UNROLL
+  for (int k = 0; k < K; ++k) sums[k] = 0;
+  for (int one = first; inside && one < parts; one += at_once) {
+    ECHELON_UNROLL
+    for (int k = 0; k < K; ++k) sums[k] += partial[one * width + column + k];
+  }
+  add_rows_of_block(sums);
+  if (!writes) return;
+  ECHELON_UNROLL
+  for (int k = 0; k < K; ++k) store(for_bias[column + k], sums[k]);
+}
+
 // --- Dropout ------------------------------------------------------------------
 
 // The four words that Philox4x32-10 gives for a counter (layers/philox.h).
@@ -245,6 +364,17 @@ __device__ void dropout(
       const T* gradient, const T* gate, const T* up, T* out, long long width, \
       long long stride, unsigned pieces) {                                    \
     swiglu_gradient<T, K>(gradient, gate, up, out, width, stride, pieces);    \
+  }                                                                           \
+  extern "C" __global__ void gelu_##name(                                     \
+      const T* x, T* out, unsigned* counters, long long n, int tiles) {       \
+    gelu<T, K>(x, out, counters, n, tiles);                                   \
+  }                                                                           \
+  extern "C" __global__ void __launch_bounds__(kGeluThreads)                  \
+      gelu_gradient_##name(                                                   \
+          const T* gradient, const T* x, T* out, float* partial, T* for_bias, \
+          unsigned* counters, long long rows, long long width, int parts) {   \
+    gelu_gradient<T, K>(                                                      \
+        gradient, x, out, partial, for_bias, counters, rows, width, parts);   \
   }                                                                           \
   extern "C" __global__ void dropout_##name(                                  \
       const T* x, const unsigned char* keep, T* out, long long n,             \

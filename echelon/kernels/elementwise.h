@@ -1,7 +1,7 @@
-// Elementwise kernels for GPUs: rotary positions, SwiGLU and dropout, each in
-// one pass over memory. They are operators of LibTorch's dispatcher, so counts
-// and profiles see each as one, and on meta tensors they give shapes. They have
-// no derivatives: the layers that call them are autograd functions.
+// Elementwise kernels for GPUs: rotary positions, SwiGLU, GELU and dropout,
+// each in one pass over memory. They are operators of LibTorch's dispatcher, so
+// counts and profiles see each as one, and on meta tensors they give shapes.
+// They have no derivatives: the layers that call them are autograd functions.
 //
 // The functions take tensors of which takes_elementwise() is true, in float32,
 // bfloat16 or float16; they compute in float32 and round once.
@@ -46,6 +46,28 @@ torch::Tensor swiglu(const torch::Tensor& gate, const torch::Tensor& up);
 torch::Tensor swiglu_gradient(
     const torch::Tensor& gradient, const torch::Tensor& gate,
     const torch::Tensor& up);
+
+struct Gelu {
+  torch::Tensor gelu;      // as x
+  torch::Tensor counters;  // int32, 0: the gradient's kernel counts its blocks
+                           // with them, and leaves them as they were
+};
+
+/// The tanh form of GELU.
+Gelu gelu(const torch::Tensor& x);
+
+struct GeluGradient {
+  torch::Tensor x;     // as x
+  torch::Tensor bias;  // [width], the sum of x's over all rows [..., width]
+};
+
+/// The gradients of gelu() to x, and to a bias that was added to x. Two calls
+/// give the same bits.
+///
+///   counters  gelu()'s; no other call may use them meanwhile
+GeluGradient gelu_gradient(
+    const torch::Tensor& gradient, const torch::Tensor& x,
+    const torch::Tensor& counters);
 
 /// Which elements dropout keeps: those whose word of the Philox stream
 /// (layers/philox.h) is at least the threshold.

@@ -27,10 +27,10 @@ KernelSource after_numbers(const char* file, std::string_view text) {
 std::string warning_of(const KernelSource& source, const std::string& reason) {
   return "the GPU kernels of " + source.file + " cannot be used: " + reason +
          "\nLibTorch's operators compute instead. Results are the same up to "
-         "rounding, but norms, rotary positions, SwiGLU, dropout, rounding to "
-         "8 bits and the loss over a vocabulary, where their kernels are "
-         "missing, pass over memory several times: steps are slower and may "
-         "need more memory.";
+         "rounding, but norms, rotary positions, SwiGLU, GELU, dropout, "
+         "rounding to 8 bits and the loss over a vocabulary, where their "
+         "kernels are missing, pass over memory several times: steps are "
+         "slower and may need more memory.";
 }
 
 }  // namespace

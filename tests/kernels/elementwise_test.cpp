@@ -224,6 +224,102 @@ TEST(ElementwiseKernels, SwigluIsWhatFloat64Computes) {
       torch::tensor({{0.F, 1.F}})));
 }
 
+struct GeluOnHost {
+  Tensor out;
+  Tensor to_x;
+  Tensor to_bias;
+};
+
+// The gradient has `parts` blocks for each tile of columns.
+template <class T, int K>
+GeluOnHost gelu_on_host(const Tensor& gradient, const Tensor& x, int parts) {
+  constexpr int kBlock = 2 * host::kGeluLanes;
+  const int64_t rows = x.size(0), width = x.size(1);
+  constexpr int64_t kColumns = host::kGeluLanes * K;
+  const int tiles = static_cast<int>((width + kColumns - 1) / kColumns);
+  const auto full = [&](at::IntArrayRef sizes, torch::Dtype dtype) {
+    return torch::full(sizes, 7, x.options().dtype(dtype));
+  };
+  const auto dtype = x.scalar_type();
+  const auto out = full({rows, width}, dtype);
+  const auto counters = full({tiles + 1}, torch::kInt32);
+  auto* const arrived =
+      reinterpret_cast<unsigned*>(counters.template data_ptr<int>());
+  host::launch_in_turn(x.numel() / kThreads / K + 1, kThreads, [&] {
+    host::gelu<T, K>(of<T>(x), to<T>(out), arrived, x.numel(), tiles);
+  });
+  EXPECT_EQ(counters[tiles].template item<int>(), 7);
+  const auto back = [&](host::BlockOrder order) {
+    const auto to_x = full({rows, width}, dtype);
+    const auto to_bias = full({width}, dtype);
+    const auto partial = full({parts, width}, torch::kFloat32);
+    host::launch(
+        int64_t{tiles} * parts, kBlock,
+        [&] {
+          host::gelu_gradient<T, K>(
+              of<T>(gradient), of<T>(x), to<T>(to_x), to<float>(partial),
+              to<T>(to_bias), arrived, rows, width, parts);
+        },
+        order);
+    EXPECT_TRUE(counters.narrow(0, 0, tiles).eq(0).all().template item<bool>());
+    return std::pair(to_x, to_bias);
+  };
+  const auto [to_x, to_bias] = back(host::BlockOrder::forwards);
+  // Whichever block is the last, and a second time: the same bits.
+  const auto again = back(host::BlockOrder::backwards);
+  EXPECT_TRUE(again.first.equal(to_x));
+  EXPECT_TRUE(again.second.equal(to_bias));
+  return {out, to_x, to_bias};
+}
+
+TEST(ElementwiseKernels, GeluAndTheGradientOfItsBiasAreWhatFloat64Computes) {
+  torch::manual_seed(3);
+  for_dtypes([](torch::Dtype dtype, auto number) {
+    using T = decltype(number);
+    constexpr int kPacket = 16 / sizeof(T);
+    const int64_t tile = host::kGeluLanes * kPacket;
+    // Fewer rows than blocks, several for each thread, and two tiles.
+    struct Case {
+      int64_t rows, width;
+      int parts;
+    };
+    for (const auto& [rows, width, parts] :
+         {Case{1, 1, 1}, Case{1, 40, 3}, Case{29, 33, 3},
+          Case{29, tile + kPacket, 3}}) {
+      const std::string what = std::string(torch::toString(dtype)) + " " +
+                               std::to_string(rows) + " x " +
+                               std::to_string(width);
+      const auto x = torch::randn({rows, width}).mul(3).to(dtype);
+      const auto gradient = torch::randn({rows, width}).to(dtype);
+      const auto exact_x = x.to(torch::kFloat64).requires_grad_();
+      const auto exact = at::gelu(exact_x, "tanh");
+      exact.backward(gradient.to(torch::kFloat64));
+      const auto expect_exact = [&](const GeluOnHost& found) {
+        expect_near(found.out, exact, what);
+        expect_near(found.to_x, exact_x.grad(), what + " to x");
+        expect_near(found.to_bias, exact_x.grad().sum(0), what + " to bias");
+      };
+      if (width <= tile) {
+        expect_exact(gelu_on_host<T, 1>(gradient, x, parts));
+      }
+      if (width % kPacket == 0) {
+        expect_exact(gelu_on_host<T, kPacket>(gradient, x, parts));
+      }
+    }
+  });
+}
+
+// Neither large nor small numbers become NaN.
+TEST(ElementwiseKernels, GeluOfLargeNumbers) {
+  const auto x = torch::tensor({{-1e18F, -200.F, 0.F, 200.F, 1e18F}});
+  const auto found = gelu_on_host<float, 1>(torch::ones({1, 5}), x, 1);
+  EXPECT_TRUE(
+      found.out.equal(torch::tensor({{-0.F, -0.F, 0.F, 200.F, 1e18F}})));
+  const auto slopes = torch::tensor({{0.F, 0.F, 0.5F, 1.F, 1.F}});
+  EXPECT_TRUE(found.to_x.equal(slopes)) << found.to_x;
+  EXPECT_TRUE(found.to_bias.equal(slopes[0]));
+}
+
 // At any place of a row in its sample's stream, also far in it.
 TEST(ElementwiseKernels, MasksAreTheWordsOfPhilox) {
   const uint64_t stream = 0x123456789abcdef0;
@@ -304,6 +400,14 @@ TEST(ElementwiseKernels, GiveShapesOfMetaTensors) {
   const auto gradients = kernels::swiglu_gradient(x, x, x);
   EXPECT_EQ(gradients.sizes(), (std::vector<int64_t>{2, 3, 4, 16}));
   EXPECT_EQ(gradients.scalar_type(), torch::kBFloat16);
+  const auto gelu = kernels::gelu(view);
+  EXPECT_TRUE(gelu.gelu.is_contiguous());
+  EXPECT_EQ(gelu.gelu.sizes(), x.sizes());
+  EXPECT_EQ(gelu.counters.scalar_type(), torch::kInt32);
+  const auto of_gelu = kernels::gelu_gradient(x, x, gelu.counters);
+  EXPECT_EQ(of_gelu.x.sizes(), x.sizes());
+  EXPECT_EQ(of_gelu.bias.sizes(), (std::vector<int64_t>{8}));
+  EXPECT_EQ(of_gelu.bias.scalar_type(), torch::kBFloat16);
   const auto ids =
       torch::empty({6}, torch::dtype(torch::kInt64).device(torch::kMeta));
   const auto mask = kernels::dropout_mask(ids, ids, 10, ~uint64_t{0}, 7);

@@ -167,6 +167,7 @@ std::multiset<std::string> our_operators() {
     }
   }
   back(silu_times(make({2, 3, 64}), make({2, 3, 64})));
+  back(gelu_with_bias(make({2, 3, 64}), make({64})));
   back(dropout(
       make({2, 3, 64}), torch::empty({2}, integers),
       {.probability = 0.1, .stream = 1}));
@@ -193,6 +194,8 @@ TEST(UsesKernels, ForwardAndBackwardRunTheKernelsOrLibTorchsOperators) {
            {"residual_norm_gradient", 2},
            {"swiglu", 1},
            {"swiglu_gradient", 1},
+           {"gelu", 1},
+           {"gelu_gradient", 1},
            {"dropout_mask", 1},
            {"dropout", 2},
            {"rotate", 4},

@@ -163,8 +163,10 @@ class ColumnParallelLinear : public AdaptedLinear {
       const LinearShape& shape, TensorParallel parallel, std::string label,
       const Shard& outputs, bool shared);
 
-  /// `tokens` on all ranks; needed when they are sharded.
-  torch::Tensor forward(const torch::Tensor& x, int64_t tokens = 0);
+  /// `tokens` on all ranks; needed when they are sharded. Without `for_bias`
+  /// the bias is added, but backward does not compute its gradient.
+  torch::Tensor
+  forward(const torch::Tensor& x, int64_t tokens = 0, bool for_bias = true);
   void add_adapter(int64_t rank, double scale) override;
   LinearWeights weights() const { return {weight, bias}; }
 

@@ -196,10 +196,11 @@ std::vector<Tensor> ColumnParallelLinear::forward_all(
   return results;
 }
 
-torch::Tensor
-ColumnParallelLinear::forward(const torch::Tensor& x, int64_t tokens) {
+torch::Tensor ColumnParallelLinear::forward(
+    const torch::Tensor& x, int64_t tokens, bool for_bias) {
   std::vector<LinearWeights> weights;
   add_weights(weights);
+  if (!for_bias && bias.defined()) weights[0].bias = bias.detach();
   const auto outputs =
       column_linear(x, weights, shape_.layout, parallel_, tokens, label_);
   const auto y =

@@ -123,7 +123,59 @@ class SiluTimes : public torch::autograd::Function<SiluTimes> {
   }
 };
 
+// A product and its bias, as they are. In a backward of two halves (zero
+// bubble) this node gives the bias its gradient in the second half, and keeps
+// nothing for it but that sum and the product's gradient, which the product's
+// node keeps too. GELU's node has ended by then.
+class WithBias : public torch::autograd::Function<WithBias> {
+ public:
+  static variable_list
+  forward(AutogradContext*, const Tensor& x, const Tensor& bias) {
+    return {x, bias};
+  }
+  static variable_list
+  backward(AutogradContext*, const variable_list& gradients) {
+    return gradients;
+  }
+};
+
+class GeluWithBias : public torch::autograd::Function<GeluWithBias> {
+ public:
+  static Tensor
+  forward(AutogradContext* context, const Tensor& x, const Tensor& bias) {
+    if (!kernels::takes_elementwise(x)) {
+      context->save_for_backward({x, bias});
+      return at::gelu(x, "tanh");
+    }
+    const auto found = kernels::gelu(x);
+    context->save_for_backward({x, bias, found.counters});
+    return found.gelu;
+  }
+
+  static variable_list
+  backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto& gradient = gradients[0];
+    Tensor x = saved[0];
+    if (at::GradMode::is_enabled()) {
+      // With create_graph, uses operators that autograd can differentiate, and
+      // tells it that the product has the bias.
+      x = x + (saved[1] - saved[1].detach());
+    } else if (saved.size() == 3 && takes_kernel(x, gradient)) {
+      const auto found = kernels::gelu_gradient(gradient, x, saved[2]);
+      return {found.x, found.bias};
+    }
+    const auto to_x = at::gelu_backward(gradient, x, "tanh");
+    return {to_x, to_x.sum_to_size(saved[1].sizes())};
+  }
+};
+
 }  // namespace
+
+Tensor gelu_with_bias(const Tensor& x, const Tensor& bias) {
+  const auto both = WithBias::apply(x, bias);
+  return GeluWithBias::apply(both[0], both[1]);
+}
 
 Tensor silu_times(const Tensor& gate, const Tensor& up) {
   return SiluTimes::apply(gate, up);
@@ -149,7 +201,11 @@ GeluMlp::GeluMlp(
                         parallel, label + ".c_proj"))) {}
 
 Tensor GeluMlp::forward(const Tensor& x, int64_t tokens) {
-  return out_->forward(at::gelu(in_->forward(x, tokens), "tanh"));
+  const auto& bias = in_->bias;
+  const bool for_bias = bias.defined() && bias.requires_grad();
+  const auto inner = in_->forward(x, tokens, !for_bias);
+  return out_->forward(
+      for_bias ? gelu_with_bias(inner, bias) : at::gelu(inner, "tanh"));
 }
 
 GatedMlp::GatedMlp(

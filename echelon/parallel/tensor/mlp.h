@@ -33,6 +33,12 @@ struct MlpShape {
 /// CPU each element passes through memory once in forward and once in backward.
 torch::Tensor silu_times(const torch::Tensor& gate, const torch::Tensor& up);
 
+/// The tanh form of GELU of a product x [..., features] that has the bias
+/// [features] already, but whose own backward gives the bias no gradient
+/// (ColumnParallelLinear::forward): that is the sum of x's gradient, which a
+/// GPU takes while it computes x's.
+torch::Tensor gelu_with_bias(const torch::Tensor& x, const torch::Tensor& bias);
+
 /// GPT-2's: c_proj(gelu(c_fc(x))), with the tanh form of GELU ("gelu_new").
 ///
 ///   c_fc.weight [hidden, intermediate_r], c_fc.bias [intermediate_r],

@@ -124,4 +124,43 @@ TEST(SiluTimes, CanBeDifferentiatedTwice) {
   EXPECT_TRUE(torch::allclose(actual[1], expected[1]));
 }
 
+// The product has added the bias: its gradient is the sum of the product's.
+TEST(GeluWithBias, GivesTheBiasItsGradient) {
+  for (const int64_t width : {0, 1, 5}) {
+    const auto bias = parity::random({width}, 1).requires_grad_();
+    const auto x = parity::random({2, 3, width}, 2).requires_grad_();
+    const auto weights = parity::random({2, 3, width}, 3);
+    const auto twice = [&](const Tensor& y) {
+      const auto first = torch::autograd::grad(
+          {(y * weights).sum()}, {x, bias}, {}, std::nullopt,
+          /*create_graph=*/true);
+      const auto second = torch::autograd::grad(
+          {first[0].square().sum() + first[1].square().sum()}, {x, bias});
+      return std::vector<Tensor>{first[0], first[1], second[0], second[1]};
+    };
+    const auto actual = twice(gelu_with_bias(x + bias.detach(), bias));
+    const auto expected = twice(tanh_gelu(x + bias));
+    EXPECT_TRUE(torch::allclose(actual[0], expected[0])) << width;
+    EXPECT_TRUE(torch::allclose(actual[1], expected[1])) << width;
+    EXPECT_TRUE(torch::allclose(actual[2], expected[2])) << width;
+    EXPECT_TRUE(torch::allclose(actual[3], expected[3])) << width;
+    const auto alone = torch::autograd::grad(
+        {(gelu_with_bias(x + bias.detach(), bias) * weights).sum()}, {x, bias});
+    EXPECT_TRUE(torch::allclose(alone[0], expected[0])) << width;
+    EXPECT_TRUE(torch::allclose(alone[1], expected[1])) << width;
+  }
+}
+
+// Pipelines keep what a node that leads to a parameter needs until their second
+// half of backward: GELU's may not, since it needs more than the product's.
+TEST(GeluWithBias, TheNodeOfGeluLeadsToNoParameter) {
+  const auto bias = parity::random({5}, 1).requires_grad_();
+  const auto x = parity::random({3, 5}, 2).requires_grad_();
+  const auto y = gelu_with_bias(x * 2, bias);
+  const auto& edges = y.grad_fn()->next_edges();
+  ASSERT_EQ(edges.size(), 2);
+  EXPECT_EQ(edges[0].function, edges[1].function);
+  EXPECT_NE(edges[0].function->name(), "torch::autograd::AccumulateGrad");
+}
+
 }  // namespace echelon::mlp_test

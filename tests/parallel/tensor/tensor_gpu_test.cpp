@@ -108,6 +108,36 @@ TEST_P(TensorGpu, NormsOfResidualSums) {
   }
 }
 
+// Enough rows for several groups of blocks, whose order of ending differs.
+TEST_P(TensorGpu, NormsGiveTheSameBitsAgain) {
+  const auto [x, exact_x] = leaves({6000, 512}, 1);
+  const auto [g, exact_g] = leaves({6000, 512}, 2);
+  LayerNorm norm(512, 1e-5, TensorParallel{}), exact_norm(512, 1e-5, {});
+  norm.to(torch::Device("cuda:0"), GetParam());
+  exact_norm.to(torch::kFloat64);
+  const auto turn = [](LayerNorm& of, const Tensor& in, const Tensor& to_norm,
+                       bool keep) {
+    const auto y = of.forward_sum(in, Tensor()).norm;
+    const std::vector<Tensor> inputs = {in, of.weight, of.bias};
+    const auto found =
+        torch::autograd::grad({y}, inputs, {to_norm.detach()}, keep);
+    if (!keep) return found;
+    for (int i = 0; i < 5; ++i) {
+      const auto again =
+          torch::autograd::grad({y}, inputs, {to_norm.detach()}, true);
+      for (size_t j = 0; j < found.size(); ++j) {
+        EXPECT_TRUE(found[j].equal(again[j])) << j;
+      }
+    }
+    return found;
+  };
+  const auto found = turn(norm, x, g, true);
+  const auto exact = turn(exact_norm, exact_x, exact_g, false);
+  for (size_t i = 0; i < found.size(); ++i) {
+    expect_tensor(std::to_string(i), exact[i], found[i].cpu(), tolerance());
+  }
+}
+
 TEST_P(TensorGpu, RotaryPositions) {
   for (const auto pairs : {RotaryPairs::halves, RotaryPairs::neighbours}) {
     for (const int64_t size : {64, 6}) {
@@ -165,6 +195,32 @@ TEST_P(TensorGpu, Swiglu) {
       exact.backward(exact_g.detach());
       expect_tensor("both", exact_both.grad(), both.grad().cpu(), tolerance());
     }
+  }
+}
+
+// In packets and one by one; gradients in any memory order. A second backward
+// gives the same bits, whichever block was the last.
+TEST_P(TensorGpu, GeluWithItsBias) {
+  for (const int64_t width : {1024, 7}) {
+    const auto [x, exact_x] = leaves({2, 1500, width}, 1);
+    const auto [bias, exact_bias] = leaves({width}, 2);
+    const auto [g, exact_g] = leaves({1500, 2, width}, 3);
+    const auto turn = [](const Tensor& inner, const Tensor& b,
+                         const Tensor& gradient) {
+      const auto y = gelu_with_bias(inner, b);
+      const auto of_y = gradient.detach().transpose(0, 1);
+      const auto found =
+          torch::autograd::grad({y}, {inner, b}, {of_y}, /*retain_graph=*/true);
+      const auto again = torch::autograd::grad({y}, {inner, b}, {of_y});
+      EXPECT_TRUE(found[0].equal(again[0]));
+      EXPECT_TRUE(found[1].equal(again[1]));
+      return std::vector<Tensor>{y, found[0], found[1]};
+    };
+    const auto found = turn(x, bias, g);
+    const auto exact = turn(exact_x, exact_bias, exact_g);
+    expect_tensor("y", exact[0], found[0].cpu(), tolerance());
+    expect_tensor("x", exact[1], found[1].cpu(), tolerance());
+    expect_tensor("bias", exact[2], found[2].cpu(), tolerance());
   }
 }
 
