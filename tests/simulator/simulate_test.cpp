@@ -224,7 +224,7 @@ TEST(Simulate, AgreesWithTheFormulaWhereASlowerPipelineIsNotTheFirst) {
     const double simulated =
         simulate(model, strategy, cluster, {.timeline_ranks = 0})
             .step.step_seconds;
-    EXPECT_LT(relative(simulated, estimated), 0.011)
+    EXPECT_LT(relative(simulated, estimated), 0.01)
         << cost::to_string(strategy);
     cluster::Cluster near = cluster;
     for (cluster::NodeGroup& group : near.groups)
@@ -235,9 +235,9 @@ TEST(Simulate, AgreesWithTheFormulaWhereASlowerPipelineIsNotTheFirst) {
   };
   cluster::Cluster slow_network = cluster::find_cluster("h100-sxm:3x8");
   slow_network.groups[0].node.network.bytes_per_second = 5e9;
-  expect_near(with({.dp_replicate = 4, .pp = 6}, 64), slow_network);
+  expect_near(with({.dp_replicate = 4, .pp = 6}, 96), slow_network);
   expect_near(
-      with({.dp_replicate = 4, .pp = 2}, 64),
+      with({.dp_replicate = 4, .pp = 2}, 96),
       cluster::find_cluster("h100-sxm:1x6+v100:1x2"));
 }
 
