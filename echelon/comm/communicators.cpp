@@ -15,20 +15,18 @@ void abort_one(c10d::Backend& communicator) noexcept {
 
 }  // namespace
 
-Communicators::Communicator
-Communicators::find(const std::vector<int>& ranks) const {
+Communicators::Communicator Communicators::find(const Key& key) const {
   const std::lock_guard lock(mutex_);
-  for (const auto& [members, communicator] : made_) {
-    if (members == ranks) return communicator;
+  for (const auto& [of, communicator] : made_) {
+    if (of == key) return communicator;
   }
   return nullptr;
 }
 
-void Communicators::add(
-    const std::vector<int>& ranks, Communicator communicator) {
+void Communicators::add(const Key& key, Communicator communicator) {
   const std::lock_guard lock(mutex_);
   if (aborted_) return abort_one(*communicator);
-  made_.emplace_back(ranks, std::move(communicator));
+  made_.emplace_back(key, std::move(communicator));
 }
 
 bool Communicators::empty() const {
@@ -39,7 +37,7 @@ bool Communicators::empty() const {
 std::vector<Communicators::Communicator> Communicators::take() {
   const std::lock_guard lock(mutex_);
   std::vector<Communicator> all;
-  for (auto& [members, communicator] : made_) {
+  for (auto& [of, communicator] : made_) {
     all.push_back(std::move(communicator));
   }
   made_.clear();

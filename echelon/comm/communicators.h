@@ -1,4 +1,5 @@
-// A rank's communicators on its device: one for each set of ranks, ended in the
+// A rank's communicators on its device: one for each set of ranks and, where
+// these also have a group for messages, one for that. They are ended in the
 // order in which they were made.
 #pragma once
 
@@ -15,9 +16,15 @@ class Communicators {
  public:
   using Communicator = c10::intrusive_ptr<c10d::Backend>;
 
-  /// The communicator of `ranks`; null when there is none yet.
-  Communicator find(const std::vector<int>& ranks) const;
-  void add(const std::vector<int>& ranks, Communicator communicator);
+  struct Key {
+    std::vector<int> ranks;
+    bool for_messages = false;
+    bool operator==(const Key&) const = default;
+  };
+
+  /// Null when there is none yet.
+  Communicator find(const Key& key) const;
+  void add(const Key& key, Communicator communicator);
   bool empty() const;
 
   /// Ends them in the order of their creation, after their last calls. Every
@@ -31,7 +38,7 @@ class Communicators {
   std::vector<Communicator> take();
 
   mutable std::mutex mutex_;
-  std::vector<std::pair<std::vector<int>, Communicator>> made_;
+  std::vector<std::pair<Key, Communicator>> made_;
   bool aborted_ = false;
 };
 

@@ -12,9 +12,10 @@ MeshGroups::MeshGroups(World& world, const Layout& layout, int64_t head_ranks)
   check_world_size(layout, world.size());
   for (Axis axis : kAxes) {
     groups_.emplace(
-        axis, world.new_group(
-                  std::string(to_string(axis)),
-                  mesh_.ranks_along(world.rank(), axis)));
+        axis,
+        world.new_group(
+            std::string(to_string(axis)), mesh_.ranks_along(world.rank(), axis),
+            std::nullopt, axis == Axis::pp ? Traffic::messages : Traffic::any));
   }
   const auto together = [&](const char* name, const std::vector<Axis>& axes) {
     return world.new_group(name, mesh_.ranks_along(world.rank(), axes));

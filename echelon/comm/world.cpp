@@ -41,6 +41,9 @@ namespace {
 /// more ranks than this, tensors are staged instead.
 constexpr int kMaxShared = 128;
 
+/// Of threads, for a message at a time: what fills a network adapter.
+constexpr int kMessageBlocks = 4;
+
 /// The observer's own time-out comes first: it knows what the others did.
 constexpr auto kWatchdogLater = std::chrono::seconds(60);
 
@@ -258,12 +261,15 @@ void World::Impl::use_accelerator() {
 // eager mode would serialise the messages of all pairs of ranks.)
 c10::intrusive_ptr<c10d::Backend> World::Impl::communicator(
     const std::vector<int>& ranks, int rank,
-    const c10::intrusive_ptr<c10d::Store>& group_store) {
-  if (auto made = communicators->find(ranks)) return made;
+    const c10::intrusive_ptr<c10d::Store>& group_store, Traffic traffic) {
+  const bool for_messages = traffic == Traffic::messages;
+  const Communicators::Key key{ranks, for_messages};
+  if (auto made = communicators->find(key)) return made;
   auto made = make_nccl_backend(
       group_store, rank, static_cast<int>(ranks.size()),
-      options.timeout + kWatchdogLater, device);
-  communicators->add(ranks, made);
+      options.timeout + kWatchdogLater, device,
+      for_messages ? kMessageBlocks : 0);
+  communicators->add(key, made);
   c10d::BarrierOptions barrier;
   barrier.asyncOp = false;
   barrier.device = device;
@@ -355,7 +361,7 @@ void World::Impl::join_host() {
 
 Group World::Impl::make(
     const std::string& axis, const std::vector<int>& ranks,
-    BackendKind backend_kind) {
+    BackendKind backend_kind, Traffic traffic) {
   const size_t number = num_groups++;
   if (backend_kind == BackendKind::local && env.world_size > 1) join_host();
   const auto position = std::find(ranks.begin(), ranks.end(), env.rank);
@@ -372,7 +378,7 @@ Group World::Impl::make(
   switch (backend_kind) {
     case BackendKind::nccl:
       group_device = device;
-      inner = communicator(ranks, rank, group_store);
+      inner = communicator(ranks, rank, group_store, traffic);
       break;
     case BackendKind::gloo:
       inner = connect_together(
@@ -443,7 +449,7 @@ History& World::history() {
 
 Group World::new_group(
     const std::string& axis, const std::vector<int>& ranks,
-    std::optional<BackendKind> backend) {
+    std::optional<BackendKind> backend, Traffic traffic) {
   std::vector<int> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
   const bool repeats =
@@ -466,7 +472,7 @@ Group World::new_group(
         "not {}",
         axis, this->backend()));
   }
-  return impl_->make(axis, ranks, kind);
+  return impl_->make(axis, ranks, kind, traffic);
 }
 
 std::vector<std::string> World::exchange(const std::string& value) {

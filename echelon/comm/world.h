@@ -17,6 +17,10 @@ namespace echelon {
 
 std::string to_string(BackendKind kind);  // "local"
 
+/// What a group is for: anything, or nothing but send(), recv() and
+/// batch_send_recv() beside computation.
+enum class Traffic { any, messages };
+
 /// A rank's membership. Moves, does not copy; groups keep alive what they need.
 /// Destroying it leaves the job. With nccl it ends the communicators: it waits
 /// until all ranks are there and their calls are over, unless an error is on
@@ -60,10 +64,14 @@ class World {
   /// The group of `ranks` (world ranks). Every rank of the world calls this, in
   /// the same order. A rank outside of `ranks` may name the group that it is in
   /// instead (groups along an axis are disjoint); otherwise it gets a group of
-  /// size 1. `backend`: if not the world's.
+  /// size 1. `backend`: if not the world's. On GPUs a group for messages has
+  /// few blocks of threads, so that the messages leave the multiprocessors to
+  /// the products beside them; it shares its communicator with such groups
+  /// alone.
   Group new_group(
       const std::string& axis, const std::vector<int>& ranks,
-      std::optional<BackendKind> backend = std::nullopt);
+      std::optional<BackendKind> backend = std::nullopt,
+      Traffic traffic = Traffic::any);
 
   /// The last collectives of this rank, on all of its groups.
   const History& history() const;

@@ -50,7 +50,7 @@ struct World::Impl {
   /// The communicator of `ranks`, connected.
   c10::intrusive_ptr<c10d::Backend> communicator(
       const std::vector<int>& ranks, int rank,
-      const c10::intrusive_ptr<c10d::Store>& group_store);
+      const c10::intrusive_ptr<c10d::Store>& group_store, Traffic traffic);
   /// What happens when a call on the device is lost.
   void watch_device();
   /// Whether an error ends this rank.
@@ -66,7 +66,7 @@ struct World::Impl {
   /// A group of `ranks`; every rank of the world calls.
   Group make(
       const std::string& axis, const std::vector<int>& ranks,
-      BackendKind backend);
+      BackendKind backend, Traffic traffic = Traffic::any);
 
   /// [0, size)
   static std::vector<int> all_ranks(int size);

@@ -195,8 +195,11 @@ communicator_sizes(const MemoryModel& model, const Layout& layout) {
   if (layout.dp_shard > 1 || layout.cp > 1) {
     sets.insert(mesh.ranks_along(0, {Axis::dp_shard, Axis::ep, Axis::cp}));
   }
-  for (const Axis axis : kAxes) sets.insert(mesh.ranks_along(0, axis));
+  for (const Axis axis : kAxes) {
+    if (axis != Axis::pp) sets.insert(mesh.ranks_along(0, axis));
+  }
   std::vector<int64_t> sizes;
+  if (layout.pp > 1) sizes.push_back(layout.pp);
   for (const auto& ranks : sets) {
     if (ranks.size() > 1) sizes.push_back(static_cast<int64_t>(ranks.size()));
   }

@@ -116,7 +116,8 @@ MemoryPlan plan_memory(const MemoryModel& model, const Job& job);
 
 /// The sizes of the NCCL communicators of a job on GPUs, largest first, for the
 /// rank that has most: one for each set of ranks with a group (World,
-/// MeshGroups), and one of two ranks for each peer in the pipeline.
+/// MeshGroups), one for the messages of the pipeline, and one of two ranks for
+/// each peer there.
 std::vector<int64_t>
 communicator_sizes(const MemoryModel& model, const Layout& layout);
 

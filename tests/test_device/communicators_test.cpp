@@ -2,16 +2,21 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <c10/core/Event.h>
+
 #include <algorithm>
 #include <atomic>
+#include <latch>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/comm/world.h"
 #include "echelon/error.h"
 #include "echelon/parallel/pipeline/pipeline.h"
+#include "echelon/parallel/tensor/token_rows.h"
 #include "echelon/schedule/options.h"
 #include "tests/support/error_text.h"
 #include "tests/test_device/places.h"
@@ -113,6 +118,42 @@ TEST_F(Communicators, OptionsThatContradictEachOtherAreRefused) {
           2, [](World&) {},
           {.device = DeviceKind::test, .backend = BackendKind::gloo}),
       ConfigError);
+}
+
+// Limits for messages do not slow the collectives of the same ranks.
+TEST_F(Communicators, GroupsForMessagesHaveOneOfFewBlocks) {
+  const std::string few = "make 2 ranks of few blocks";
+  run_ranks(
+      2,
+      [&](World& world) {
+        const Group sums = world.new_group("dp", {0, 1});
+        EXPECT_EQ(count(world.rank(), few), 0);
+        const MeshGroups mesh(world, {.pp = 2});
+        EXPECT_EQ(count(world.rank(), few), 1);
+        const Group more =
+            world.new_group("more", {0, 1}, std::nullopt, Traffic::messages);
+        EXPECT_EQ(count(world.rank(), few), 1);
+
+        const auto& pipeline = mesh.along(Axis::pp);
+        const auto message = filled({2}, world.rank(), world);
+        world.rank() == 0 ? pipeline.send(message, 1)
+                          : pipeline.recv(message, 0);
+        EXPECT_TRUE(holds(message, {0, 0}));
+        const auto sum = filled({1}, 1, world);
+        sums.all_reduce(sum);
+        EXPECT_TRUE(holds(sum, {2}));
+      },
+      on_device());
+}
+
+TEST_F(Communicators, GroupsOfOtherAxesHaveNoLimit) {
+  run_ranks(
+      2,
+      [](World& world) {
+        const MeshGroups mesh(world, {.tp = 2});
+        EXPECT_EQ(count(world.rank(), "few blocks"), 0);
+      },
+      on_device());
 }
 
 // ------------------------------------------------- calls that are over at once
@@ -313,6 +354,76 @@ TEST_F(Communicators, ACallThatTheDeviceNeverEndsIsReported) {
         on_device(std::chrono::milliseconds(500)));
   });
   EXPECT_THAT(message, HasSubstr("all_reduce \"bucket 7\""));
+}
+
+// ------------------------------------------- collectives of matmuls in chunks
+
+// Whether the device has done what its current stream has been given so far.
+bool is_done_soon(torch::Device device) {
+  c10::Event event(device.type());
+  event.record(guard().getStream(device));
+  for (int i = 0; i < 1000 && !event.query(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return event.query();
+}
+
+// Rank 1 sends its second chunk when rank 0 has used the first one.
+TEST_F(Communicators, AProductWaitsForNoLaterChunk) {
+  std::latch used(1);
+  run_ranks(
+      2,
+      [&](World& world) {
+        const TensorParallel parallel{
+            world.group(), {.sequence_parallel = true, .overlap_chunks = 2}};
+        const detail::TokenChunks chunks(8, parallel, parallel.chunks());
+        const auto mine = filled({4, 3}, 1 + world.rank(), world);
+        if (world.rank() == 1) {
+          for (int chunk = 0; chunk < 2; ++chunk) {
+            if (chunk == 1) used.wait();
+            const auto all = filled({4, 3}, 0, world);
+            world.group().all_gather(all, mine.slice(0, 0, 2));
+          }
+          return;
+        }
+        detail::TokenGather gather(mine, chunks, parallel, "tokens");
+        const auto sum = filled({2, 2, 3}, 0, world);
+        bool first = true;
+        gather.for_each([&](const torch::Tensor& rows, const auto&) {
+          sum.add_(rows);
+          if (!std::exchange(first, false)) return;
+          EXPECT_TRUE(is_done_soon(world.device()));
+          used.count_down();
+        });
+        EXPECT_TRUE(holds(sum.select(2, 0).flatten(), {2, 2, 4, 4}));
+      },
+      on_device(std::chrono::seconds(20)));
+  EXPECT_TRUE(take_reports().empty());
+}
+
+// No collective begins before the last product is over.
+TEST_F(Communicators, AProductWaitsForNoSumOfAnEarlierChunk) {
+  run_ranks(
+      2,
+      [](World& world) {
+        const TensorParallel parallel{
+            world.group(), {.sequence_parallel = true, .overlap_chunks = 2}};
+        const detail::TokenChunks chunks(8, parallel, parallel.chunks());
+        const auto options = torch::dtype(torch::kFloat).device(world.device());
+        world.exchange("");
+        hold(true);
+        detail::TokenReduceScatter scatter(3, options, chunks, parallel, "sum");
+        scatter.fill([&](const torch::Tensor& rows, const auto&) {
+          rows.fill_(1 + world.rank());
+        });
+        EXPECT_TRUE(is_done_soon(world.device()));
+        world.exchange("");
+        hold(false);
+        const auto mine = scatter.finish();
+        EXPECT_TRUE(holds(mine.select(1, 0).contiguous(), {3, 3, 3, 3}));
+      },
+      on_device());
+  EXPECT_TRUE(take_reports().empty());
 }
 
 }  // namespace echelon::communicators_test

@@ -55,7 +55,7 @@ class Groups {
       std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
     groups_.push_back(echelon_nccl_plugin()->make_backend(
         c10::make_intrusive<c10d::PrefixStore>(name, store_), rank_, size_,
-        timeout, rank_));
+        timeout, rank_, /*most_blocks=*/0));
     return *groups_.back();
   }
   c10d::Store& store() { return *store_; }

@@ -684,7 +684,10 @@ void synchronize_current_stream() {
 
 c10::intrusive_ptr<c10d::Backend> make_backend(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-    Milliseconds timeout, int device_index) {
+    Milliseconds timeout, int device_index, int most_blocks) {
+  if (most_blocks > 0) {
+    here().note("make " + std::to_string(size) + " ranks of few blocks");
+  }
   return c10::make_intrusive<ProcessGroup>(
       store, rank, size, timeout, device_index);
 }

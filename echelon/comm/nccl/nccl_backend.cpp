@@ -160,10 +160,10 @@ void launch_kernel(
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-    std::chrono::milliseconds timeout, c10::Device device) {
+    std::chrono::milliseconds timeout, c10::Device device, int most_blocks) {
   check_device(device);
   return plugin(device.type())
-      .make_backend(store, rank, size, timeout, device.index());
+      .make_backend(store, rank, size, timeout, device.index(), most_blocks);
 }
 
 void keep_nccl_on_this_host() {

@@ -13,10 +13,12 @@ namespace echelon {
 /// NCCL between `size` ranks that share `store`, for tensors on `device`. Every
 /// rank calls this, each with a device of its own: NCCL refuses two ranks on
 /// one GPU. Throws ConfigError when the library cannot be loaded or the device
-/// does not exist. The ranks connect at their first collective.
+/// does not exist. The ranks connect at their first collective. A call takes at
+/// most `most_blocks` blocks of threads, each of which occupies a
+/// multiprocessor; 0: as many as NCCL chooses.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-    std::chrono::milliseconds timeout, c10::Device device);
+    std::chrono::milliseconds timeout, c10::Device device, int most_blocks = 0);
 
 /// Has NCCL listen on loopback alone, unless NCCL_SOCKET_IFNAME is set. Call it
 /// when all ranks are on this host, before the first backend is made and

@@ -27,12 +27,13 @@ void synchronize_current_stream() {
 
 c10::intrusive_ptr<c10d::Backend> make_backend(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-    std::chrono::milliseconds timeout, int device_index) {
+    std::chrono::milliseconds timeout, int device_index, int most_blocks) {
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = timeout;
   // A collective has few blocks, which other ranks wait for. The GPU starts
   // them before those of products that were queued earlier.
   options->is_high_priority_stream = true;
+  if (most_blocks > 0) options->config.maxCTAs = most_blocks;
   auto backend =
       c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
   // Without it barrier() guesses the device from the rank.

@@ -34,7 +34,7 @@ struct Plugin {
   void (*synchronize_current_stream)();
   c10::intrusive_ptr<c10d::Backend> (*make_backend)(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-      std::chrono::milliseconds timeout, int device_index);
+      std::chrono::milliseconds timeout, int device_index, int most_blocks);
   std::string (*prepare_kernels)(std::string_view source);
   void (*launch_kernel)(
       std::string_view source, const std::string& name, int64_t blocks,
