@@ -15,7 +15,7 @@
 
 #include "echelon/cli/count.h"
 #include "echelon/cluster/catalogue.h"
-#include "echelon/cost/context_way.h"
+#include "echelon/cost/choices.h"
 #include "echelon/cost/framework.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/model_shape.h"
@@ -157,10 +157,16 @@ void read_configuration(SimulateArguments& arguments, SimulateCase& made) {
   if (!arguments.layers.empty()) {
     made.model = cost::read_counted_model(arguments.layers);
   } else if (arguments.count) {
-    made.model = count_layers(job, device.processor);
+    Job counted = job;
     if (!is_counted_alone(job)) {
       made.formulas = predict::configured(job, facts).model;
+      made.strategy.product_chunks =
+          cost::choose_product_chunks(
+              *made.formulas, made.strategy, made.cluster)
+              .chunks;
+      counted.tensor.overlap_chunks = made.strategy.product_chunks;
     }
+    made.model = count_layers(counted, device.processor);
   } else {
     made.model = predict::configured(job, facts).model;
   }
@@ -303,8 +309,7 @@ SimulateCase read_case(const SimulateArguments& arguments) {
   made.model.expert_load = parse_expert_load(flags.expert_load, made.model);
   read_strategy(flags, made.strategy);
   refuse_other_ranks(flags, made);
-  made.strategy =
-      cost::with_context_way(made.model, made.strategy, made.cluster);
+  made.strategy = cost::with_choices(made.model, made.strategy, made.cluster);
   read_options(flags, made);
   return made;
 }

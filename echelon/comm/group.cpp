@@ -19,6 +19,7 @@ using detail::Checks;
 using detail::finish;
 using detail::label_of;
 using detail::movable;
+using detail::nothing_sent;
 using detail::Reduction;
 using detail::WorkPtr;
 using torch::Tensor;
@@ -150,7 +151,8 @@ Work Group::all_reduce(
     reductions.push_back(check.reduction(tensor, op));
     reduced.push_back(reductions.back().tensor);
   }
-  if (size() == 1 || check.no_data(tensors)) return {};
+  if (size() == 1) return {};
+  if (check.no_data(tensors)) return nothing_sent(call);
   const LabelScope label(label_of(call));
   auto options = with_async<c10d::AllreduceCoalescedOptions>(call);
   options.reduceOp = reductions.front().op;
@@ -169,7 +171,9 @@ Work Group::all_gather(
   for (size_t i = 0; i < inputs.size(); ++i) {
     check.numel(outputs[i], inputs[i], inputs[i].numel() * size());
   }
-  if (check.no_data(joined(outputs, inputs))) return {};
+  if (check.no_data(joined(outputs, inputs))) {
+    return size() == 1 ? Work() : nothing_sent(call);
+  }
   if (size() == 1) return copy_alone(outputs, inputs);
   std::vector<Tensor> to;
   std::vector<Tensor> from;
@@ -206,7 +210,9 @@ Work Group::reduce_scatter(
     to.push_back(flat(*impl_, results.back().tensor));
     from.push_back(flat(*impl_, check.reduction(inputs[i], op).tensor));
   }
-  if (check.no_data(joined(outputs, inputs))) return {};
+  if (check.no_data(joined(outputs, inputs))) {
+    return size() == 1 ? Work() : nothing_sent(call);
+  }
   if (size() == 1) return copy_alone(outputs, inputs);
   const LabelScope label(label_of(call));
   auto options = with_async<c10d::ReduceScatterOptions>(call);

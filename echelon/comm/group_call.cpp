@@ -185,6 +185,14 @@ Work finish(
   return work;
 }
 
+Work nothing_sent(const Call& call) {
+  auto wait = call.async ? CollectiveTrace::wait_of_last() : nullptr;
+  if (!wait) return {};
+  auto impl = std::make_shared<Work::Impl>();
+  impl->after = std::move(wait);
+  return Work(std::move(impl));
+}
+
 std::string label_of(const Call& call) {
   return call.label.empty() ? LabelScope::current() : call.label;
 }

@@ -80,6 +80,10 @@ Work finish(
     std::vector<WorkPtr> works, const Call& call,
     std::function<void()> after = nullptr);
 
+/// The work of a call that Checks::no_data found to send nothing: a trace
+/// learns where it is waited for.
+Work nothing_sent(const Call& call);
+
 /// The label of the collectives of `call`.
 std::string label_of(const Call& call);
 

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "echelon/cost/framework.h"
-#include "echelon/cost/layer_work.h"
-#include "echelon/cost/operation_time.h"
+#include "echelon/cost/choices.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
@@ -40,21 +38,6 @@ candidates_of(const ContextParallelOptions& asked, int64_t cp, int64_t heads) {
   return all;
 }
 
-double block_seconds(
-    const ModelShape& model, const Strategy& strategy,
-    const cluster::Cluster& cluster) {
-  const Framework framework = framework_on(
-      find_framework(strategy.framework), cluster.node_of(0).device);
-  const auto layers = layer_work(model, strategy, framework);
-  const LayerWork& block = layers.at(1);
-  double seconds = 0;
-  for (const Operations* pass : {&block.forward, &block.backward_input}) {
-    seconds +=
-        pass_seconds(*pass, strategy, cluster, framework, /*rank=*/0).total();
-  }
-  return seconds;
-}
-
 }  // namespace
 
 ContextWayChoice choose_context_way(
@@ -87,15 +70,6 @@ ContextWayChoice choose_context_way(
     before = ", ";
   }
   return choice;
-}
-
-Strategy with_context_way(
-    const ModelShape& model, Strategy strategy,
-    const cluster::Cluster& cluster) {
-  if (model.transformer) {
-    strategy.context = choose_context_way(model, strategy, cluster).options;
-  }
-  return strategy;
 }
 
 }  // namespace echelon::cost

@@ -25,12 +25,6 @@ ContextWayChoice choose_context_way(
     const ModelShape& model, const Strategy& strategy,
     const cluster::Cluster& cluster);
 
-/// The strategy with the way that is chosen for it, where `model` is a
-/// transformer.
-Strategy with_context_way(
-    const ModelShape& model, Strategy strategy,
-    const cluster::Cluster& cluster);
-
 /// Whether nothing has chosen yet how `context` works.
 inline bool is_open(const ContextParallelOptions& context) {
   return context.way == ContextWay::automatic ||

@@ -48,9 +48,11 @@ Json written(const CountedOperator& one) {
   Json json = {{"name", one.name}};
   if (one.product) {
     json["product"] = cluster::to_string(*one.product);
-    for (const auto& [key, value] : sizes(one)) json[key] = *value;
   } else {
     json["bytes"] = one.bytes;
+  }
+  if (one.product || one.count > 0) {
+    for (const auto& [key, value] : sizes(one)) json[key] = *value;
   }
   if (one.collective) {
     json["collective"] = to_string(*one.collective);
@@ -170,6 +172,9 @@ class Reader {
     if (json.contains("collective")) {
       one.collective = collective(text(json, "collective"));
       one.axis = axis(text(json, "axis"));
+      if (json.contains("count")) {
+        for (const auto& [key, value] : sizes(one)) *value = whole(json, key);
+      }
     }
     one.causal = json.contains("causal") && json["causal"] == true;
     one.for_weight = json.contains("for_weight") && json["for_weight"] == true;

@@ -102,6 +102,7 @@ void add_sharding(Frameworks& list) {
   trainer.loss_kernels = true;
   trainer.norm_gradient_kernels = 1;  // kernels/norm.h
   trainer.context_ways = true;
+  trainer.overlaps_products = true;       // parallel/tensor/linear.h
   trainer.hidden_context_parallel = 0.9;  // ring; the others wait
   trainer.gathers_at_once = true;         // ShardedUnits::after_update
   trainer.bucket_bytes = 256 * 1024;      // as in gradient_reducer.h
@@ -325,6 +326,7 @@ framework_on(const Framework& framework, const cluster::Device& device) {
   if (!device.processor) return here;
   here.overlaps_gradients = false;
   here.overlaps_parameters = false;
+  here.overlaps_products = false;
   here.hidden_tensor_parallel = 0;
   here.hidden_backward_tensor_parallel = 0;
   here.hidden_context_parallel = 0;

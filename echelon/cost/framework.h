@@ -112,6 +112,10 @@ struct Framework {
   /// unsharded too, and reduce them once.
   bool gathers_gradients = false;
   // time: communication within a pass
+  /// Collectives of tp run beside matmuls, where these hide them: as a whole,
+  /// or in chunks (Strategy::product_chunks). Otherwise shares of them are
+  /// hidden:
+  bool overlaps_products = false;
   double hidden_tensor_parallel = 0;  // share of tp's collectives overlapped
   double hidden_backward_tensor_parallel = 0;  // the same in backward
   double hidden_context_parallel = 0.8;

@@ -1,5 +1,6 @@
 #include "echelon/cost/layer_builder.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "echelon/cost/memory_estimate.h"
@@ -19,6 +20,20 @@ Operation matrix(
   operation.flops =
       2.0 * as_double(count) * as_double(m) * as_double(n) * as_double(k);
   return operation;
+}
+
+int64_t divided(int64_t whole, int64_t by) {
+  return std::max<int64_t>(1, (whole + by - 1) / by);
+}
+
+/// A matmul as `chunks` of `batches`; of 8 bits, batches run one by one.
+Operation
+in_chunks(Operation whole, int64_t chunks, int64_t batches, bool together) {
+  if (chunks == 1) return whole;
+  whole.m = divided(whole.m, chunks * batches);
+  whole.count = together ? batches : 1;
+  whole.times = as_double(together ? chunks : chunks * batches);
+  return whole;
 }
 
 Operation memory(const std::string& name, double bytes, int64_t launches) {
@@ -41,12 +56,16 @@ LayerBuilder::LayerBuilder(
 
 void LayerBuilder::linear(
     const std::string& name, int64_t rows, int64_t columns, int64_t inner,
-    bool bias, int64_t count, bool expert) {
+    bool bias, int64_t count, bool expert, const ProductChunks& chunks) {
   quantise(
       name, as_double(rows * count), as_double(inner), as_double(columns),
       count);
-  work_.forward.push_back(matrix(name, count, rows, columns, inner));
-  work_.backward_input.push_back(matrix(name, count, rows, inner, columns));
+  work_.forward.push_back(in_chunks(
+      matrix(name, count, rows, columns, inner), chunks.forward, chunks.batches,
+      !in_8_bits()));
+  work_.backward_input.push_back(in_chunks(
+      matrix(name, count, rows, inner, columns), chunks.backward,
+      chunks.batches, !in_8_bits()));
   work_.backward_weight.push_back(matrix(name, count, inner, columns, rows));
   if (expert) work_.backward_weight.back().share = framework_.expert_share;
   const double weights =
@@ -77,10 +96,7 @@ void LayerBuilder::linear(
 void LayerBuilder::quantise(
     const std::string& name, double rows, double inner, double columns,
     int64_t tensors) {
-  const cluster::Precision precision = strategy_.precision;
-  if (wide_ || (precision != cluster::Precision::fp8 &&
-                precision != cluster::Precision::fp4))
-    return;
+  if (!in_8_bits()) return;
   const double bytes = framework_.quantise_bytes;
   const double weights = as_double(tensors) * inner * columns;
   work_.forward.push_back(
@@ -129,6 +145,12 @@ void LayerBuilder::copy(
       .push_back(memory(name, 4 * element_bytes_ * elements, 3));
 }
 
+void LayerBuilder::reorder(
+    const std::string& name, double elements, int64_t launches) {
+  work_.backward_weight.push_back(
+      memory(name, 2 * element_bytes_ * elements, launches));
+}
+
 void LayerBuilder::wait_for_host(
     double forward_seconds, double backward_seconds) {
   work_.forward.back().host_seconds = forward_seconds;
@@ -156,6 +178,25 @@ void LayerBuilder::collective(
   operation.kind = OperationKind::collective;
   operation.name = name;
   (forward ? work_.forward : work_.backward_input).push_back(operation);
+}
+
+void LayerBuilder::collective_beside(
+    const std::string& name, CollectiveKind kind, double bytes,
+    const Beside& product, bool forward) {
+  Operation operation{
+      .bytes = bytes, .collective = kind, .axis = Axis::tp, .hideable = 0};
+  if (product.chunks > 0) {
+    operation.bytes = bytes / as_double(product.chunks);
+    collective(name, operation, forward);
+    if (product.chunks == 1) return;
+    operation.times = as_double(product.chunks - 1);
+  }
+  const int64_t chunks = std::max<int64_t>(1, product.chunks);
+  operation.m = divided(product.m, chunks * product.batches);
+  operation.n = product.n;
+  operation.k = product.k;
+  operation.count = product.batches;
+  collective(name, operation, forward);
 }
 
 LayerWork LayerBuilder::finish(double output_elements) {

@@ -11,6 +11,13 @@
 
 namespace echelon::cost {
 
+/// The chunks that the matmuls of a linear layer are made in, one after the
+/// other, each as `batches` matmuls of equally many rows.
+struct ProductChunks {
+  int64_t forward = 1, backward = 1;
+  int64_t batches = 1;
+};
+
 class LayerBuilder {
  public:
   LayerBuilder(
@@ -19,7 +26,8 @@ class LayerBuilder {
   /// `count` matmuls of activations [rows, inner] and weights [inner, columns].
   void linear(
       const std::string& name, int64_t rows, int64_t columns, int64_t inner,
-      bool bias, int64_t count = 1, bool expert = false);
+      bool bias, int64_t count = 1, bool expert = false,
+      const ProductChunks& chunks = {});
   /// `count` matmuls of two activations, [m, k] and [k, n].
   void product(
       const std::string& name, int64_t count, int64_t m, int64_t n, int64_t k);
@@ -35,6 +43,8 @@ class LayerBuilder {
   /// An operator of forward, or of backward, that reads and writes `elements`
   /// twice.
   void copy(const std::string& name, double elements, bool forward);
+  /// An operator for gradients of weights that reads and writes `elements`.
+  void reorder(const std::string& name, double elements, int64_t launches);
   /// The host waits for the operation that was added last.
   void wait_for_host(double forward_seconds, double backward_seconds);
   /// Weights that are not of matmuls: scales, tables.
@@ -45,6 +55,17 @@ class LayerBuilder {
       double hidden, bool forward);
   /// The same of an operation with its axis, kind, bytes and what hides it.
   void collective(const std::string& name, Operation operation, bool forward);
+  /// A collective of tp in forward or backward that runs beside a matmul
+  /// [m, k] x [k, n] of a rank: as a whole beside another's (chunks = 0), or
+  /// beside its own, each chunk but one while another chunk is computed.
+  struct Beside {
+    int64_t m = 0, n = 0, k = 0;
+    int64_t chunks = 0;
+    int64_t batches = 1;
+  };
+  void collective_beside(
+      const std::string& name, CollectiveKind kind, double bytes,
+      const Beside& product, bool forward);
   /// The range that selective recompute computes again.
   void begin_selective() { selective_begin_ = work_.forward.size(); }
   void end_selective() { selective_end_ = work_.forward.size(); }
@@ -60,6 +81,10 @@ class LayerBuilder {
   void stay_in_16_bit() { wide_ = true; }
 
  private:
+  bool in_8_bits() const {
+    return !wide_ && (strategy_.precision == cluster::Precision::fp8 ||
+                      strategy_.precision == cluster::Precision::fp4);
+  }
   void quantise(
       const std::string& name, double rows, double inner, double columns,
       int64_t tensors);

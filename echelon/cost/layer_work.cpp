@@ -83,6 +83,18 @@ Operation counted_operation(
   operation.launches = one.launches;
   operation.bytes_beside = bytes_beside;
   operation.bytes = one.bytes * ratio;
+  if (one.count > 0) {
+    operation.count = one.count;
+    operation.m = one.m;
+    operation.n = one.n;
+    operation.k = one.k;
+    const bool plain = one.product.value_or(cluster::ProductKind::product) ==
+                       cluster::ProductKind::product;
+    int64_t& side = one.count > 1             ? operation.count
+                    : one.for_weight && plain ? operation.k
+                                              : operation.m;
+    side = std::max<int64_t>(1, std::llround(as_double(side) * ratio));
+  }
   if (one.collective) {
     operation.kind = OperationKind::collective;
     operation.collective = *one.collective;
@@ -94,16 +106,6 @@ Operation counted_operation(
   // Of what runs with fp8, only these products have 8 bits.
   operation.wide = one.name != "fp8_mm_";
   operation.product = *one.product;
-  operation.count = one.count;
-  operation.m = one.m;
-  operation.n = one.n;
-  operation.k = one.k;
-  int64_t& side =
-      one.count > 1 ? operation.count
-      : one.for_weight && one.product == cluster::ProductKind::product
-          ? operation.k
-          : operation.m;
-  side = std::max<int64_t>(1, std::llround(as_double(side) * ratio));
   operation.flops = as_double(operation.count) *
                     cluster::product_flops(
                         operation.product, as_double(operation.m),

@@ -52,6 +52,7 @@ struct CountedOperator {
   /// The kind of matmul, of `count` times [m, k] and [k, n]; none: the operator
   /// moves `bytes`, or is a view.
   std::optional<cluster::ProductKind> product;
+  /// Of a collective: of the matmul that runs meanwhile; count = 0: none.
   int64_t count = 0, m = 0, n = 0, k = 0;
   double bytes = 0;      // of a collective: of the whole tensor
   bool causal = false;   // attention: no query sees later keys

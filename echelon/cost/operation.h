@@ -46,7 +46,9 @@ struct Operation {
   std::string name;      // "attention projection"
   int64_t count = 1;     // matrix: equal matmuls in one (batched, grouped)
   int64_t launches = 1;  // kernels that the host launches for it
-  int64_t m = 0, n = 0, k = 0;  // matrix
+  /// Matrix. Collective: with `count` the matmul that runs meanwhile and may
+  /// hide it; m = 0: none.
+  int64_t m = 0, n = 0, k = 0;
   cluster::ProductKind product =
       cluster::ProductKind::product;  // matrix: what computes it
   double share = 1;                   // matrix: of the rate of one large matmul
@@ -55,7 +57,7 @@ struct Operation {
   double bytes_since = 0;  // counted: since 2/3 of `bytes` were used last
   double host_seconds = 0;  // the host waits for a result, in addition
   bool wide = false;        // matrix: in 16 bit where the strategy's are not
-  double flops = 0;         // attention; of matrices count * 2 m n k
+  double flops = 0;         // attention; of matrices all of the 2 m n k
   double flops_beside = 0;  // collective: of attention that may hide it
   double bytes = 0;         // memory: moved; collective: of the whole tensor
   bool backward = false;    // attention: in backward; counted: of a gradient
@@ -66,9 +68,9 @@ struct Operation {
   /// they are along it.
   int64_t members = 0;
   int64_t apart = 1;
-  /// The share of a collective that computation of the same pass can hide
-  /// (asynchronous tensor parallelism). With flops_beside: the share of that
-  /// computation that can hide it.
+  /// The share of a collective that computation of the same pass can hide,
+  /// where no matmul is said. With flops_beside: the share of that computation
+  /// that can hide it.
   double hideable = 0;
 };
 

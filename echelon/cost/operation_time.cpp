@@ -296,8 +296,14 @@ double hidden_seconds(
     const Operation& operation, const Strategy& strategy,
     const cluster::Cluster& cluster, int64_t rank) {
   const double seconds = operation_seconds(operation, strategy, cluster, rank);
-  if (operation.flops_beside == 0) return seconds * operation.hideable;
   Operation beside;
+  if (operation.m > 0) {
+    beside = operation;
+    beside.kind = OperationKind::matrix;
+    return std::min(
+        seconds, operation_seconds(beside, strategy, cluster, rank));
+  }
+  if (operation.flops_beside == 0) return seconds * operation.hideable;
   beside.kind = OperationKind::attention;
   beside.flops = operation.flops_beside;
   beside.backward = operation.backward;

@@ -21,6 +21,10 @@ namespace echelon::cost {
 struct Strategy {
   Layout layout;
   bool sequence_parallel = false;  // read when tp > 1
+  /// Read when tp > 1: chunks of a matmul beside whose collective nothing else
+  /// could run ([layout] overlap_chunks). 0: not chosen yet (choices.h), and
+  /// one where nothing chooses.
+  int64_t product_chunks = 0;
   /// Read when cp > 1: how attention reaches the other ranks' keys, and whether
   /// it tells documents apart or drops probabilities, for which cut sequences
   /// have no fused kernel.

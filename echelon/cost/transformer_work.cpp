@@ -32,6 +32,7 @@ int64_t vocabulary_part(
 struct Sizes {
   int64_t tp, cp, seq, microbatch, tokens, sharded_tokens, hidden;
   bool sequence_parallel, masks;
+  int64_t chunks;  // of a product
   ContextParallelOptions context;
   int64_t together;  // ranks of cp that exchange heads
 
@@ -48,6 +49,11 @@ struct Sizes {
         hidden(shape.hidden),
         sequence_parallel(strategy.sequence_parallel && tp > 1),
         masks(strategy.masks_attention),
+        chunks(
+            tp > 1 ? std::clamp<int64_t>(
+                         strategy.product_chunks, 1,
+                         sequence_parallel ? sharded_tokens : tokens)
+                   : 1),
         context(strategy.context),
         together(
             find_framework(strategy.framework).context_ways
@@ -57,6 +63,95 @@ struct Sizes {
   double sharded_elements() const {
     return as_double(sharded_tokens) * as_double(hidden);
   }
+};
+
+/// The collectives of tp around the matrices that it shards: a matmul whose
+/// columns are sharded begins a region, and one whose rows are sharded ends it.
+class Region {
+ public:
+  Region(const Sizes& sizes, const Framework& framework, LayerBuilder& build)
+      : sizes_(sizes), framework_(framework), build_(build) {}
+
+  /// Stands before a matmul with so many columns on a rank: forward copies,
+  /// backward sums. 0: what follows is no single matmul.
+  void enter(int64_t columns) {
+    const bool beside = framework_.overlaps_products && columns > 0;
+    const LayerBuilder::Beside weight{sizes_.hidden, columns, sizes_.tokens};
+    const LayerBuilder::Beside input{sizes_.tokens, sizes_.hidden, columns};
+    if (!sizes_.sequence_parallel) {
+      add("sum gradients of inputs", CollectiveKind::all_reduce, weight, beside,
+          /*forward=*/false);
+      return;
+    }
+    add("gather sequence", CollectiveKind::all_gather,
+        {sizes_.tokens, columns, sizes_.hidden, sizes_.chunks, sizes_.tp},
+        beside, true);
+    add("sharded sequence", CollectiveKind::reduce_scatter, weight, beside,
+        false);
+    // The all-gathered input is not kept: weights' gradients need it again.
+    add("gather sequence again", CollectiveKind::all_gather, input, beside,
+        false, 0.5);
+  }
+  /// The matmul that stands behind enter().
+  void begin(const std::string& name, int64_t columns, bool bias) {
+    const bool chunks =
+        framework_.overlaps_products && sizes_.sequence_parallel;
+    build_.linear(
+        name, sizes_.tokens, columns, sizes_.hidden, bias, 1, false,
+        {.forward = chunks ? sizes_.chunks : 1, .batches = sizes_.tp});
+  }
+
+  /// The matmul of so many inner features on a rank that stands before leave().
+  void end(const std::string& name, int64_t inner, bool bias) {
+    const bool cut = sizes_.sequence_parallel;
+    const int64_t chunks = framework_.overlaps_products ? sizes_.chunks : 1;
+    build_.linear(
+        name, sizes_.tokens, sizes_.hidden, inner, bias, 1, false,
+        {.forward = chunks,
+         .backward = cut ? chunks : 1,
+         .batches = cut ? sizes_.tp : 1});
+    if (!cut || chunks == 1) return;
+    // Rows of gradients came chunk by chunk.
+    build_.reorder(
+        name + " in the order of chunks",
+        as_double(sizes_.tokens * std::min(inner, sizes_.hidden)), chunks);
+  }
+  /// Stands behind such a matmul: forward sums, backward copies. 0: what stands
+  /// before is no single matmul.
+  void leave(const std::string& name, int64_t inner) {
+    const bool beside = framework_.overlaps_products && inner > 0;
+    const bool cut = sizes_.sequence_parallel;
+    const int64_t batches = cut ? sizes_.tp : 1;
+    add(cut ? name + " sharded sequence" : name + " sum",
+        cut ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce,
+        {sizes_.tokens, sizes_.hidden, inner, sizes_.chunks, batches}, beside,
+        true);
+    if (!cut) return;
+    add(name + " gather sequence", CollectiveKind::all_gather,
+        {sizes_.tokens, inner, sizes_.hidden, sizes_.chunks, batches}, beside,
+        false);
+  }
+
+ private:
+  /// `least`: the share that is hidden at least, where no matmul is said.
+  void
+  add(const std::string& name, CollectiveKind kind,
+      const LayerBuilder::Beside& product, bool beside, bool forward,
+      double least = 0) {
+    const double bytes = build_.element_bytes() * sizes_.elements();
+    if (beside) {
+      build_.collective_beside(name, kind, bytes, product, forward);
+      return;
+    }
+    const double hidden = forward ? framework_.hidden_tensor_parallel
+                                  : framework_.hidden_backward_tensor_parallel;
+    build_.collective(
+        name, Axis::tp, kind, bytes, std::max(least, hidden), forward);
+  }
+
+  const Sizes& sizes_;
+  const Framework& framework_;
+  LayerBuilder& build_;
 };
 
 class BlockBuilder {
@@ -70,19 +165,25 @@ class BlockBuilder {
         ep_(strategy.layout.ep),
         experts_(experts),
         busiest_(busiest),
-        build_(experts ? "expert block" : "block", strategy, framework) {}
+        build_(experts ? "expert block" : "block", strategy, framework),
+        region_(sizes_, framework, build_) {}
 
   LayerWork work(int64_t repeat) {
     norm();
-    enter();
     shape_.latent ? latent_attention() : attention();
-    leave("attention");
     if (shape_.post_norms) norm();
     residual();
     norm();
-    enter();
-    experts_ ? mixture() : feed_forward(shape_.ffn_size());
-    leave("feed-forward");
+    if (experts_) {
+      region_.enter(0);
+      mixture();
+      region_.leave("feed-forward", 0);
+    } else {
+      const int64_t columns = part(shape_.ffn_size(), sizes_.tp);
+      region_.enter(shape_.gated ? 2 * columns : columns);
+      feed_forward(shape_.ffn_size());
+      region_.leave("feed-forward", columns);
+    }
     if (shape_.post_norms) norm();
     residual();
     LayerWork done = build_.finish(sizes_.sharded_elements());
@@ -114,58 +215,21 @@ class BlockBuilder {
     }
   }
 
-  /// A collective of tp in forward or in backward, hidden as the framework
-  /// does.
-  void forward(const std::string& name, CollectiveKind kind) {
-    build_.collective(
-        name, Axis::tp, kind, build_.element_bytes() * sizes_.elements(),
-        framework_.hidden_tensor_parallel, true);
-  }
-  void
-  backward(const std::string& name, CollectiveKind kind, double least = 0) {
-    build_.collective(
-        name, Axis::tp, kind, build_.element_bytes() * sizes_.elements(),
-        std::max(least, framework_.hidden_backward_tensor_parallel), false);
-  }
-
-  /// Stands before sharded matrices: forward copies, backward sums.
-  void enter() {
-    if (!sizes_.sequence_parallel) {
-      backward("sum gradients of inputs", CollectiveKind::all_reduce);
-      return;
-    }
-    forward("gather sequence", CollectiveKind::all_gather);
-    backward("sharded sequence", CollectiveKind::reduce_scatter);
-    // The all-gathered input is not kept: weights' gradients need it again.
-    backward("gather sequence again", CollectiveKind::all_gather, 0.5);
-  }
-
-  /// Stands after sharded matrices: forward sums, backward copies.
-  void leave(const std::string& name) {
-    if (!sizes_.sequence_parallel) {
-      forward(name + " sum", CollectiveKind::all_reduce);
-      return;
-    }
-    forward(name + " sharded sequence", CollectiveKind::reduce_scatter);
-    backward(name + " gather sequence", CollectiveKind::all_gather);
-  }
-
   void attention() {
     const int64_t heads = part(shape_.heads, sizes_.tp);
     const int64_t kv_heads = part(shape_.key_value_heads(), sizes_.tp);
     const int64_t d = shape_.head_size();
-    build_.linear(
-        "queries, keys, values", sizes_.tokens, (heads + 2 * kv_heads) * d,
-        sizes_.hidden, shape_.biases);
+    region_.enter((heads + 2 * kv_heads) * d);
+    region_.begin(
+        "queries, keys, values", (heads + 2 * kv_heads) * d, shape_.biases);
     rotary(as_double((heads + kv_heads) * d));
     exchange_heads(heads, kv_heads, d, d);
     const int64_t kv = std::max(kv_heads, sizes_.together);
     exchange_keys(heads, as_double(2 * kv * d), 4 * d);
     if (cuts_attention()) merge_blocks(heads, kv, d);
     core(heads, d, d, as_double((2 * heads + 2 * kv_heads) * d));
-    build_.linear(
-        "attention output", sizes_.tokens, sizes_.hidden, heads * d,
-        shape_.biases);
+    region_.end("attention output", heads * d, shape_.biases);
+    region_.leave("attention", heads * d);
   }
 
   void latent_attention() {
@@ -173,6 +237,7 @@ class BlockBuilder {
     const int64_t heads = part(shape_.heads, sizes_.tp);
     const int64_t query_dim = latent.nope_dim + latent.rope_dim;
     const int64_t tokens = sizes_.tokens, hidden = sizes_.hidden;
+    region_.enter(0);
     if (latent.query_rank > 0) {
       build_.linear("queries down", tokens, latent.query_rank, hidden, false);
       build_.linear(
@@ -196,8 +261,8 @@ class BlockBuilder {
     core(
         heads, query_dim, latent.value_dim,
         as_double(2 * heads * (query_dim + latent.value_dim)));
-    build_.linear(
-        "attention output", tokens, hidden, heads * latent.value_dim, false);
+    region_.end("attention output", heads * latent.value_dim, false);
+    region_.leave("attention", heads * latent.value_dim);
   }
 
   void rotary(double width) {
@@ -371,13 +436,10 @@ class BlockBuilder {
 
   void feed_forward(int64_t size) {
     const int64_t columns = part(size, sizes_.tp);
-    build_.linear(
-        "feed-forward in", sizes_.tokens, shape_.gated ? 2 * columns : columns,
-        sizes_.hidden, shape_.biases);
+    region_.begin(
+        "feed-forward in", shape_.gated ? 2 * columns : columns, shape_.biases);
     activation(as_double(sizes_.tokens) * as_double(columns));
-    build_.linear(
-        "feed-forward out", sizes_.tokens, sizes_.hidden, columns,
-        shape_.biases);
+    region_.end("feed-forward out", columns, shape_.biases);
   }
 
   void activation(double elements) {
@@ -442,6 +504,7 @@ class BlockBuilder {
   bool experts_;
   double busiest_;  // tokens of the busiest rank of experts over the mean
   LayerBuilder build_;
+  Region region_;
 };
 
 LayerWork embedding(
@@ -473,21 +536,12 @@ LayerWork head(
   const Sizes sizes(shape, strategy, seq_len);
   LayerBuilder build("head", strategy, framework);
   build.stay_in_16_bit();
-  const double bytes = build.element_bytes() * sizes.elements();
   build.stream("norm", sizes.sharded_elements(), 2, 4, 1, 2);
   build.parameters(as_double(shape.hidden) * (shape.rms_norm ? 1 : 2), 2);
-  if (sizes.sequence_parallel) {
-    build.collective(
-        "gather sequence", Axis::tp, CollectiveKind::all_gather, bytes, 0,
-        true);
-  }
-  build.collective(
-      "sum gradients of inputs", Axis::tp,
-      sizes.sequence_parallel ? CollectiveKind::reduce_scatter
-                              : CollectiveKind::all_reduce,
-      bytes, framework.hidden_backward_tensor_parallel, false);
   const int64_t vocab = vocabulary_part(shape, framework, sizes.tp);
-  build.linear("logits", sizes.tokens, vocab, shape.hidden, false);
+  Region region(sizes, framework, build);
+  region.enter(vocab);
+  region.begin("logits", vocab, false);
   const double logits = as_double(sizes.tokens) * as_double(vocab);
   const bool kernels = framework.loss_kernels && build.element_bytes() <= 2;
   const double moved = framework.loss_bytes / build.element_bytes();

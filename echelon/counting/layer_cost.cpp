@@ -136,13 +136,15 @@ class Counter : public detail::OperatorObserver {
       taken.push_back(std::move(work));
     }
     work_.clear();
+    if (counted) counted(0);
     return taken;
   }
 
   double flops = 0.0;
   bool follow = true;  // record storages
   bool notes_work = false;
-  size_t operators = 0;  // that ran while `follow` was set
+  std::function<void(size_t)> counted;  // of CountOptions
+  size_t operators = 0;                 // that ran while `follow` was set
   std::unordered_map<StorageKey, Lifetime> made;
 
  private:
@@ -156,6 +158,7 @@ class Counter : public detail::OperatorObserver {
     for (auto& work : operator_work(op, arguments, results)) {
       work_.emplace_back(std::move(work), made_here);
     }
+    if (counted) counted(work_.size());
   }
 
   void see(const torch::Tensor& tensor, bool kept) {
@@ -269,6 +272,7 @@ class LayerCount {
   void note(LayerOperators& operators) {
     operators_ = &operators;
     counter_.notes_work = true;
+    counter_.counted = options_.counted;
   }
 
   std::vector<PassedTensor> run(const std::vector<PassedTensor>& given) {

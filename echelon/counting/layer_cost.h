@@ -97,6 +97,9 @@ struct CountOptions {
   bool flat = false;
   /// Called when a layer has run forwards, and when it has run backwards.
   std::function<void(const std::string& layer, bool backward)> ran = nullptr;
+  /// Of count_operators: called before the operators of a pass and after each,
+  /// with how many are counted.
+  std::function<void(size_t operators)> counted = nullptr;
 };
 
 /// The cost of each layer for a batch of `inputs`, which the first layer takes.

@@ -8,6 +8,7 @@
 
 #include "echelon/explain/findings.h"
 #include "echelon/job/pipeline_schedule.h"
+#include "echelon/predict/predict_run.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/intervals.h"
@@ -137,10 +138,19 @@ void hide(
   found.reason.why = why;
 }
 
+// Whether matmuls had one chunk. By itself the trainer takes more on GPUs,
+// where the cost model says so.
+bool is_one_chunk(const Evidence& evidence) {
+  const int64_t chunks = evidence.run.job->tensor.overlap_chunks;
+  return chunks == 1 ||
+         (chunks == 0 && predict::ran_on_processor(evidence.run.timeline));
+}
+
 bool is_hidden_by_a_setting(
-    const Job& job, const std::string& name, const Traffic& traffic,
+    const Evidence& evidence, const std::string& name, const Traffic& traffic,
     RunFinding& found) {
-  if (name == "tp" && job.tensor.overlap_chunks == 1) {
+  const Job& job = *evidence.run.job;
+  if (name == "tp" && is_one_chunk(evidence)) {
     constexpr int64_t kChunks = 4;
     hide(
         set("layout.overlap_chunks", kChunks), 1 - 1.0 / kChunks,
@@ -172,7 +182,7 @@ void advise(
     return split_into_buckets(evidence, traffic, found);
   }
   const Job& job = *evidence.run.job;
-  if (is_hidden_by_a_setting(job, name, traffic, found)) return;
+  if (is_hidden_by_a_setting(evidence, name, traffic, found)) return;
   if (const auto best =
           evidence.what_if.best_of(communication_fixes(job, name))) {
     take_simulated_fix(evidence, *best, found);

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "echelon/cluster/local_cluster.h"
-#include "echelon/cost/context_way.h"
+#include "echelon/cost/choices.h"
 #include "echelon/cost/strategy.h"
 #include "echelon/error.h"
 #include "echelon/explain/findings.h"
@@ -83,7 +83,7 @@ WhatIfStep WhatIf::simulated(const Settings& settings) const {
                                 : predict::configured(job, facts)};
   made.configured.model.expert_load = cost::measured_load(run_.steps);
   cost::Strategy& strategy = made.configured.strategy;
-  strategy = cost::with_context_way(made.configured.model, strategy, cluster_);
+  strategy = cost::with_choices(made.configured.model, strategy, cluster_);
   if (base_ && !has_time_for(made.configured.strategy)) {
     ++left_out_;
     throw ConfigError("it would take too long to simulate");

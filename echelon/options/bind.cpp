@@ -236,8 +236,8 @@ void bind(config::Section& section, TensorParallelOptions& options) {
   section.field(
       "overlap_chunks", options.overlap_chunks,
       "tensor parallel: chunks of a matmul; one is communicated while another "
-      "is computed",
-      {.at_least = 1, .at_most = 64});
+      "is computed; 0: on GPUs by the cost model, else 1",
+      {.at_least = 0, .at_most = 64});
 }
 
 void bind(config::Section& section, ContextParallelOptions& options) {

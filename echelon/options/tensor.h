@@ -11,8 +11,9 @@ struct TensorParallelOptions {
   bool sequence_parallel = false;
   /// Chunks of a matmul: the results of one are summed while the next is
   /// computed, and sharded tokens of the next are all-gathered while one is
-  /// multiplied. 1: no chunks.
-  int64_t overlap_chunks = 1;
+  /// multiplied. 1: no chunks. 0: on GPUs as the cost model says
+  /// (cost/choices.h), else 1.
+  int64_t overlap_chunks = 0;
 
   bool operator==(const TensorParallelOptions&) const = default;
 };

@@ -154,7 +154,8 @@ const LayerTimes::Sums& LayerTimes::of(
       kind,
       processor,
       group.context.way,
-      group.context.ulysses};
+      group.context.ulysses,
+      group.product_chunks};
   const auto [at, is_new] = sums_.try_emplace(key);
   if (is_new) at->second = compute(group, samples, first_rank, rank);
   return at->second;

@@ -65,7 +65,7 @@ class LayerTimes {
  private:
   using Key = std::tuple<
       int64_t, int64_t, int64_t, bool, int64_t, int64_t, int64_t, bool,
-      ContextWay, int64_t>;
+      ContextWay, int64_t, int64_t>;
   Sums compute(
       const cost::Strategy& group, int64_t samples, int64_t first_rank,
       int64_t rank) const;

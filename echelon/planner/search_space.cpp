@@ -9,6 +9,7 @@
 #include <map>
 #include <tuple>
 
+#include "echelon/cost/choices.h"
 #include "echelon/cost/context_way.h"
 #include "echelon/cost/step_estimate.h"
 #include "echelon/layout/partition.h"
@@ -61,6 +62,7 @@ std::vector<int64_t> stages_per_rank(
 cost::Strategy
 with_microbatches(cost::Strategy variant, const cost::Strategy& group) {
   variant.sequence_parallel = group.sequence_parallel;
+  variant.product_chunks = group.product_chunks;
   variant.microbatch_size = group.microbatch_size;
   variant.rank_microbatch = group.rank_microbatch;
   return variant;
@@ -153,6 +155,21 @@ class Lister {
     strategy.context = at->second;
   }
 
+  void choose_chunks(cost::Strategy& strategy) {
+    if (layout_.tp == 1 || !job_.model.transformer) return;
+    const std::tuple key(
+        layout_.tp, layout_.cp, layout_.ep, strategy.layout.order,
+        strategy.sequence_parallel, strategy.microbatch_size);
+    const auto [at, is_new] = chunks_.try_emplace(key);
+    strategy.product_chunks = 0;
+    if (is_new) {
+      at->second =
+          cost::choose_product_chunks(job_.model, strategy, job_.cluster)
+              .chunks;
+    }
+    strategy.product_chunks = at->second;
+  }
+
   void sequence_parallel(cost::Strategy strategy) {
     const bool may = rules_.sequence_parallel && layout_.tp > 1 &&
                      job_.model.transformer.has_value();
@@ -188,6 +205,7 @@ class Lister {
       if (!job_.constraints.allow("microbatch", *most)) continue;
       if (!job_.constraints.allow("microbatches", count)) continue;
       strategy.microbatch_size = *most;
+      choose_chunks(strategy);
       if (any_variant(strategy)) groups_.push_back(strategy);
     }
   }
@@ -201,6 +219,7 @@ class Lister {
       if (!job_.constraints.allow("microbatch", size)) continue;
       if (!job_.constraints.allow("microbatches", rank_batch / size)) continue;
       strategy.microbatch_size = size;
+      choose_chunks(strategy);
       // If the most microbatches allow no variant, fewer allow none either.
       if (first && !any_variant(strategy)) return;
       first = false;
@@ -225,6 +244,10 @@ class Lister {
   /// By tp, cp and the order of the axes, which say where the ranks of cp are.
   std::map<std::tuple<int64_t, int64_t, AxisOrder>, ContextParallelOptions>
       contexts_;
+  /// By tp, cp, ep, their order, sequence_parallel and the microbatch.
+  std::map<
+      std::tuple<int64_t, int64_t, int64_t, AxisOrder, bool, int64_t>, int64_t>
+      chunks_;
 };
 
 std::vector<cost::Strategy> with_schedules(

@@ -155,6 +155,7 @@ cost::Strategy configured_strategy(const Job& job) {
   strategy.schedule = job.pipeline.schedule;
   strategy.stages_per_rank = job.pipeline.stages_per_rank;
   strategy.sequence_parallel = job.tensor.sequence_parallel;
+  strategy.product_chunks = job.tensor.overlap_chunks;
   strategy.context = job.context;
   strategy.masks_attention =
       job.model.dropout > 0 || job.data.documents != Documents::packed;

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "echelon/cluster/local_cluster.h"
-#include "echelon/cost/context_way.h"
+#include "echelon/cost/choices.h"
 #include "echelon/error.h"
 #include "echelon/layout/mesh.h"
 #include "echelon/text/format.h"
@@ -77,7 +77,7 @@ report::StepPrediction prediction_of(
 report::StepPrediction
 predict_step(const Configured& what, const cluster::Cluster& cluster) {
   const cost::Strategy strategy =
-      cost::with_context_way(what.model, what.strategy, cluster);
+      cost::with_choices(what.model, what.strategy, cluster);
   // At least one pipeline; other ranks do much the same.
   const Layout& layout = strategy.layout;
   const int64_t ranks = std::clamp<int64_t>(layout.pp, kFewRanks, kMostRanks);

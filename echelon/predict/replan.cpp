@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "echelon/cluster/local_machine.h"
-#include "echelon/cost/context_way.h"
+#include "echelon/cost/choices.h"
 #include "echelon/cost/step_estimate.h"
 #include "echelon/error.h"
 #include "echelon/job/compute_dtype.h"
@@ -63,7 +63,7 @@ std::optional<Candidate> estimate(
     Candidate made{.job = std::move(job), .what = {}, .step = {}};
     made.what = configure(made.job);
     made.what.strategy =
-        cost::with_context_way(made.what.model, made.what.strategy, cluster);
+        cost::with_choices(made.what.model, made.what.strategy, cluster);
     made.step =
         cost::estimate_step(made.what.model, made.what.strategy, cluster);
     return made;

@@ -31,7 +31,7 @@
 #include "echelon/job/run_folder.h"
 #include "echelon/launch/fork_server.h"
 #include "echelon/memory_plan/memory_plan.h"
-#include "echelon/predict/context.h"
+#include "echelon/predict/choices.h"
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
@@ -227,9 +227,13 @@ int run_plan(Arguments& arguments) {
       .columns = static_cast<size_t>(arguments.number("--columns", 80))};
   arguments.end();
   Job job = with_compute_dtype_here(load_job(config));
-  const auto context = predict::choose_context(
-      job, job.layout.num_ranks(), job.comm.device == DeviceKind::cpu);
+  const bool on_processor = job.comm.device == DeviceKind::cpu;
+  const auto context =
+      predict::choose_context(job, job.layout.num_ranks(), on_processor);
   job.context = context.options;
+  const auto chunks =
+      predict::choose_chunks(job, job.layout.num_ranks(), on_processor);
+  job.tensor.overlap_chunks = chunks.chunks;
   const memory_plan::MemoryModel model = count_memory(job, load_plugin(job));
   if (fits) {
     std::string excess = memory_plan::explain_limit(
@@ -242,7 +246,9 @@ int run_plan(Arguments& arguments) {
     return 0;
   }
   const memory_plan::MemoryPlan plan = memory_plan::plan_memory(model, job);
-  if (!json && !context.why.empty()) std::cout << context.why << "\n";
+  for (const std::string& why : {context.why, chunks.why}) {
+    if (!json && !why.empty()) std::cout << why << "\n";
+  }
   std::cout << (json ? memory_plan::to_json(plan, model, job) + "\n"
                      : memory_plan::to_text(plan, model, job, options))
             << std::flush;

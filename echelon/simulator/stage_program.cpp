@@ -195,7 +195,8 @@ class LayerPass {
     const double hidden =
         cost::hidden_seconds(operation, in_.strategy, in_.cluster, in_.rank);
     for (Instruction one : traffic_.collective(
-             operation.collective, mask_of(operation.axis), operation.bytes,
+             operation.collective, mask_of(operation.axis),
+             operation.times * operation.bytes,
              layer_.name + " " + operation.name)) {
       one.collective_seconds = seconds - hidden;
       list_.push_back(one);

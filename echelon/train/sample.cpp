@@ -22,7 +22,7 @@
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
 #include "echelon/text/format.h"
-#include "echelon/train/chosen_context.h"
+#include "echelon/train/chosen_ways.h"
 #include "echelon/train/strategies/model_source.h"
 #include "echelon/train/strategies/objective.h"
 
@@ -274,7 +274,7 @@ void sample_text(
   check_sampling(job);
   at::set_num_threads(world.compute_threads());
   const auto tokenizer = open_tokenizer(job.data);
-  TextModel model(with_chosen_context(job, world, stderr), weights, world);
+  TextModel model(with_chosen_ways(job, world, stderr), weights, world);
   continue_text(
       job, model, *tokenizer, options,
       world.rank() == 0 ? print : [](std::string_view) {});

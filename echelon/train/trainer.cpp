@@ -39,8 +39,8 @@
 #include "echelon/text/plain.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/rollback.h"
-#include "echelon/train/chosen_context.h"
 #include "echelon/train/chosen_precision.h"
+#include "echelon/train/chosen_ways.h"
 #include "echelon/train/device_batches.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/non_finite.h"
@@ -1127,7 +1127,7 @@ TrainResult train(
                             : world.compute_threads());
   Job chosen = job;
   chosen.precision = chosen_precision(with_own_names(job, own), world);
-  chosen = with_chosen_context(std::move(chosen), world);
+  chosen = with_chosen_ways(std::move(chosen), world);
   const StreamForGraphs stream(with_own_names(chosen, own), world);
   try {
     Loop loop(chosen, world, folder, own, doors);

@@ -21,7 +21,7 @@
 #include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/text/units.h"
-#include "echelon/train/chosen_context.h"
+#include "echelon/train/chosen_ways.h"
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
 #include "echelon/train/strategies/step.h"
@@ -209,7 +209,7 @@ Job in_float64(Job job, const OwnParts& own) {
 void save_steps(
     const Job& given, World& world, int64_t steps,
     const std::filesystem::path& folder, const OwnParts& own) {
-  const Job job = with_chosen_context(in_float64(given, own), world);
+  const Job job = with_chosen_ways(in_float64(given, own), world);
   check_same_data(own, world);
   const MeshGroups groups = mesh_groups(world, job);
   const TrainingData data = data_of(job, own);
@@ -222,7 +222,7 @@ void save_steps(
 VerifyResult verify(
     const Job& given, World& world, const VerifyOptions& options,
     const OwnParts& own) {
-  const Job job = with_chosen_context(in_float64(given, own), world);
+  const Job job = with_chosen_ways(in_float64(given, own), world);
   check_same_data(own, world);
   const MeshGroups groups = mesh_groups(world, job);
   const TrainingData data = data_of(job, own);

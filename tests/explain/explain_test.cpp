@@ -422,6 +422,14 @@ TEST_F(Explain, SlowLinksOfOtherAxes) {
   EXPECT_THAT(
       only(Fault::exposed_communication, job, timeline_of(slow)).settings,
       ElementsAre("layout.overlap_chunks=4"));
+  // By itself the trainer takes chunks on GPUs, where they pay.
+  const auto on_gpus = [](timeline::Timeline timeline) {
+    for (auto& name : timeline.rank_names) name = "rank (cuda)";
+    return timeline;
+  };
+  const auto chosen =
+      only(Fault::exposed_communication, job, on_gpus(timeline_of(slow)));
+  EXPECT_NE(chosen.gain_source, GainSource::measured);
   job.tensor.overlap_chunks = 4;
   const auto tp = only(Fault::exposed_communication, job, timeline_of(slow));
   EXPECT_EQ(tp.axis, "tp");

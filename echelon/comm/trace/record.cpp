@@ -156,7 +156,17 @@ std::vector<TracedCollective> CollectiveTrace::take() {
 }
 
 void CollectiveTrace::record(TracedCollective call) {
-  if (active()) innermost_trace->calls_.push_back(std::move(call));
+  if (!active()) return;
+  call.begin = innermost_trace->position_;
+  call.end = std::make_shared<int64_t>(call.begin);
+  innermost_trace->calls_.push_back(std::move(call));
+}
+
+std::function<void()> CollectiveTrace::wait_of_last() {
+  if (!active() || innermost_trace->calls_.empty()) return nullptr;
+  return [end = innermost_trace->calls_.back().end] {
+    if (active()) *end = innermost_trace->position_;
+  };
 }
 
 bool CollectiveTrace::active() {

@@ -112,6 +112,10 @@ struct TracedCollective {
   std::string operation;  // "all_reduce"
   std::string axis;       // the group's
   int64_t bytes = 0;      // of this rank's input
+  /// Positions of the computation (CollectiveTrace::move_to) where it was
+  /// called and where it was waited for. The same for a call that waits.
+  int64_t begin = 0;
+  std::shared_ptr<int64_t> end;
 };
 
 /// While an object of this class lives, it records such calls of its thread.
@@ -126,12 +130,18 @@ class CollectiveTrace {
   /// The calls since the last take(), in the order that they were made.
   std::vector<TracedCollective> take();
 
+  /// Says how far the computation is.
+  void move_to(int64_t position) { position_ = position; }
+
   /// For groups: records a call of this thread, if a trace is active.
   static void record(TracedCollective call);
+  /// What is called where the call that was recorded last is waited for.
+  static std::function<void()> wait_of_last();
   static bool active();
 
  private:
   std::vector<TracedCollective> calls_;
+  int64_t position_ = 0;
   CollectiveTrace* outer_;
 };
 

@@ -68,14 +68,21 @@ Factor Factor::t() const {
   return other;
 }
 
-Factor Factor::rows(const IndexRange& range) const {
+Factor Factor::rows(const TokenRows& place) const {
   Factor some = *this;
-  some.matrix_ = matrix_.slice(0, range.begin, range.end);
+  some.matrix_ = place.of(matrix_);
   if (scale_.defined()) {
-    some.left_ = for_left().slice(0, range.begin, range.end);
+    some.left_ = place.of(for_left());
     some.right_ = Tensor();
   }
   return some;
+}
+
+Factor Factor::of_batch(int64_t at) const {
+  Factor one = *this;
+  one.matrix_ = matrix_[at];
+  if (scale_.defined()) one.left_ = left_[at];
+  return one;
 }
 
 Tensor Factor::for_left() const {
@@ -84,6 +91,11 @@ Tensor Factor::for_left() const {
 
 Tensor Factor::for_right() const {
   return right_.defined() ? right_ : left_.t().contiguous();
+}
+
+// The matrix for each of a batch; no number is copied.
+Tensor Factor::for_batch(const Factor& left) const {
+  return matrix_.expand({left.matrix_.size(0), -1, -1});
 }
 
 // A meta tensor that stands for no GPU's counts products of the dtype of the
@@ -99,10 +111,19 @@ bool Factor::in_8_bits(const Factor& left, const Factor& right) {
 void Factor::multiply(
     Tensor y, const Factor& left, const Factor& right, const Tensor& bias) {
   if (!in_8_bits(left, right)) {
-    if (bias.defined()) {
+    if (left.is_batch()) {
+      at::bmm_out(y, left.matrix_, right.for_batch(left));
+      if (bias.defined()) y.add_(bias);
+    } else if (bias.defined()) {
       at::addmm_out(y, bias, left.matrix_, right.matrix_);
     } else {
       at::mm_out(y, left.matrix_, right.matrix_);
+    }
+    return;
+  }
+  if (left.is_batch()) {
+    for (int64_t at = 0; at < y.size(0); ++at) {
+      multiply(y[at], left.of_batch(at), right, bias);
     }
     return;
   }
@@ -118,7 +139,11 @@ void Factor::multiply(
 
 void Factor::multiply_add(Tensor y, const Factor& left, const Factor& right) {
   if (!in_8_bits(left, right)) {
-    y.addmm_(left.matrix_, right.matrix_);
+    if (left.is_batch()) {
+      y.baddbmm_(left.matrix_, right.for_batch(left));
+    } else {
+      y.addmm_(left.matrix_, right.matrix_);
+    }
     return;
   }
   const auto more = at::empty(y.sizes(), y.options());

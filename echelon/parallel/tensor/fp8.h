@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "echelon/layout/shard.h"
+#include "echelon/parallel/tensor/token_rows.h"
 
 namespace echelon::detail {
 
@@ -29,16 +29,18 @@ class Factor {
   /// `fp8`: rounds it, once for all products.
   Factor(const torch::Tensor& matrix, Of of, bool fp8, Sides sides);
 
-  int64_t row_count() const { return matrix_.size(0); }
-  int64_t columns() const { return matrix_.size(1); }
+  int64_t row_count() const { return matrix_.size(-2); }
+  int64_t columns() const { return matrix_.size(-1); }
   /// The transposed matrix, which is on the other side; no number is copied.
   Factor t() const;
-  /// Some rows, with the scale of all, for the left side.
-  Factor rows(const IndexRange& range) const;
+  /// Some rows, with the scale of all, for the left side: a batch of matrices
+  /// where they are of several ranks.
+  Factor rows(const TokenRows& place) const;
 
   /// y [m, n] = left [m, k] times right [k, n], plus `bias` [n] where it is
   /// defined; or added to y. In 8 bits where both are rounded, and k and n are
-  /// multiples of 16, which GPUs ask for. y has the dtype of the matrices.
+  /// multiples of 16, which GPUs ask for. y has the dtype of the matrices. Of a
+  /// batch, y and left are [batch, m, …].
   static void multiply(
       torch::Tensor y, const Factor& left, const Factor& right,
       const torch::Tensor& bias = {});
@@ -47,6 +49,9 @@ class Factor {
 
  private:
   static bool in_8_bits(const Factor& left, const Factor& right);
+  bool is_batch() const { return matrix_.dim() == 3; }
+  Factor of_batch(int64_t at) const;
+  torch::Tensor for_batch(const Factor& left) const;
   torch::Tensor for_left() const;   // [rows, columns], contiguous
   torch::Tensor for_right() const;  // [columns, rows], contiguous
 

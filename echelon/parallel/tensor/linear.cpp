@@ -6,8 +6,10 @@
 //   sharded tokens    all-gather x, and compute x's gradient |
 //                     reduce-scatter it, and compute the weights'
 //
-// A row-parallel matmul runs in options.overlap_chunks pieces: the sum of one
-// is communicated while the next is computed.
+// What no other matmul hides runs in options.overlap_chunks chunks, of which
+// one is communicated while another is computed: a column-parallel matmul of
+// sharded tokens, a row-parallel one, and its input's gradient. So does the
+// gradient of a column-parallel input where no weight needs one.
 //
 // Weights that share an input and lie one after the other in memory are one
 // matrix, so that one matmul takes the place of several. Parameters, their
@@ -37,6 +39,7 @@ namespace echelon {
 namespace {
 
 using detail::Factor;
+using detail::TokenRows;
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -158,21 +161,19 @@ variable_list gathered_matmuls(
     const Tensor& x, const std::vector<LinearWeights>& weights,
     const LinearCall& call) {
   const auto factors = factors_of(weights, call);
-  const auto& options = call.parallel.options;
   const detail::TokenChunks chunks(
-      call.tokens, call.parallel, options.overlap_chunks);
+      call.tokens, call.parallel, call.parallel.chunks());
   detail::TokenGather gather(x, chunks, call.parallel, call.label + " gather");
   variable_list outputs;
   for (const auto& one : weights) {
     outputs.push_back(torch::empty(
         {call.tokens, outputs_of(one.weight, call.layout)}, x.options()));
   }
-  gather.for_each([&](const Tensor& rows, const IndexRange& range) {
+  gather.for_each([&](const Tensor& rows, const TokenRows& place) {
     const Factor input = on_the_left(rows, call.parallel.fp8);
     for (size_t i = 0; i < weights.size(); ++i) {
       Factor::multiply(
-          outputs[i].slice(0, range.begin, range.end), input, factors[i],
-          weights[i].bias);
+          place.of(outputs[i]), input, factors[i], weights[i].bias);
     }
   });
   return outputs;
@@ -197,10 +198,10 @@ class InputGradient {
     }
   }
 
-  void write(const Tensor& to, const IndexRange& range) const {
+  void write(const Tensor& to, const TokenRows& place) const {
     for (size_t i = 0; i < products_.size(); ++i) {
       const auto& [gradient, weight] = products_[i];
-      const auto rows = gradient.rows(range);
+      const auto rows = gradient.rows(place);
       i == 0 ? Factor::multiply(to, rows, weight)
              : Factor::multiply_add(to, rows, weight);
     }
@@ -258,7 +259,9 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
     }
     Sum sum;
     if (context->needs_input_grad(0)) {
-      begin_sum(sum, x, InputGradient(factors, weights, call), call);
+      // Products of the weights' gradients hide the sum as a whole.
+      const int64_t chunks = needs.any_weight ? 1 : call.parallel.chunks();
+      begin_sum(sum, x, InputGradient(factors, weights, call), call, chunks);
     }
     Tensor all;
     if (needs.any_weight) all = gather ? gather->all_tokens() : as_rows(x);
@@ -307,22 +310,21 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
 
   static void begin_sum(
       Sum& sum, const Tensor& x, const InputGradient& own,
-      const LinearCall& call) {
+      const LinearCall& call, int64_t most_chunks) {
     const auto label = call.label + " input gradient";
     if (!call.parallel.splits_tokens()) {
       sum.total = torch::empty(x.sizes(), x.options());
       const auto rows = as_rows(sum.total);
-      own.write(rows, {0, rows.size(0)});
+      own.write(rows, {{0, rows.size(0)}});
       sum.work = call.parallel.group.all_reduce(
           sum.total, ReduceOp::sum, {.label = label, .async = true});
       return;
     }
-    const detail::TokenChunks chunks(
-        call.tokens, call.parallel, call.parallel.options.overlap_chunks);
+    const detail::TokenChunks chunks(call.tokens, call.parallel, most_chunks);
     auto& scatter = sum.scatter.emplace(
         x.size(-1), x.options(), chunks, call.parallel, label);
-    scatter.fill([&](const Tensor& rows, const IndexRange& range) {
-      own.write(rows, range);
+    scatter.fill([&](const Tensor& rows, const TokenRows& place) {
+      own.write(rows, place);
     });
   }
 
@@ -351,7 +353,7 @@ Tensor
 reduced_matmul(const Tensor& x, const Tensor& weight, const LinearCall& call) {
   const int64_t rows = x.size(0);
   const int64_t chunks = std::clamp<int64_t>(
-      call.parallel.options.overlap_chunks, 1, std::max<int64_t>(1, rows));
+      call.parallel.chunks(), 1, std::max<int64_t>(1, rows));
   auto sum = torch::empty({rows, outputs_of(weight, call.layout)}, x.options());
   const Factor input = on_the_left(x, call.parallel.fp8);
   const Factor factor = factors_of({{weight, {}}}, call)[0];
@@ -359,7 +361,7 @@ reduced_matmul(const Tensor& x, const Tensor& weight, const LinearCall& call) {
   for (int64_t c = 0; c < chunks; ++c) {
     const auto range = even_range(rows, c, chunks);
     const auto part = sum.slice(0, range.begin, range.end);
-    Factor::multiply(part, input.rows(range), factor);
+    Factor::multiply(part, input.rows({range}), factor);
     works.push_back(call.parallel.group.all_reduce(
         part, ReduceOp::sum,
         {.label = call.label + " sum", .async = c + 1 < chunks}));
@@ -371,14 +373,14 @@ reduced_matmul(const Tensor& x, const Tensor& weight, const LinearCall& call) {
 Tensor scattered_matmul(
     const Tensor& x, const Tensor& weight, const LinearCall& call) {
   const detail::TokenChunks chunks(
-      x.size(0), call.parallel, call.parallel.options.overlap_chunks);
+      x.size(0), call.parallel, call.parallel.chunks());
   detail::TokenReduceScatter scatter(
       outputs_of(weight, call.layout), x.options(), chunks, call.parallel,
       call.label + " scatter");
   const Factor input = on_the_left(x, call.parallel.fp8);
   const Factor factor = factors_of({{weight, {}}}, call)[0];
-  scatter.fill([&](const Tensor& to, const IndexRange& range) {
-    Factor::multiply(to, input.rows(range), factor);
+  scatter.fill([&](const Tensor& to, const TokenRows& place) {
+    Factor::multiply(to, input.rows(place), factor);
   });
   return scatter.finish();
 }
@@ -417,7 +419,7 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
 
     std::optional<detail::TokenGather> gather;
     const detail::TokenChunks chunks(
-        rows.size(0), call.parallel, call.parallel.options.overlap_chunks);
+        rows.size(0), call.parallel, call.parallel.chunks());
     if (call.parallel.splits_tokens() && (for_x || for_weight)) {
       gather.emplace(gradient, chunks, call.parallel, call.label + " gather");
     }
@@ -436,16 +438,22 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
       const auto to = as_rows(results[0]);
       const auto back = back_factor(weight, call);
       if (gather) {
-        gather->for_each([&](const Tensor& from, const IndexRange& range) {
-          Factor::multiply(
-              to.slice(0, range.begin, range.end), factor_of(from), back);
+        gather->for_each([&](const Tensor& from, const TokenRows& place) {
+          Factor::multiply(place.of(to), factor_of(from), back);
         });
       } else {
         Factor::multiply(to, *whole, back);
       }
     }
-    if (for_weight) {
-      if (gather) whole.emplace(factor_of(gather->all_tokens()));
+    if (for_weight && gather) {
+      // The sum over tokens may take them in the order of the chunks. The
+      // narrower of the two matrices is copied to the order of the other.
+      const bool reorder = chunks.even() && rows.size(1) < gradient.size(1);
+      const auto input = reorder ? chunks.reordered(rows) : rows;
+      whole.emplace(
+          factor_of(reorder ? gather->by_chunks() : gather->all_tokens()));
+      results[1] = weight_gradient(input, *whole, call);
+    } else if (for_weight) {
       results[1] = weight_gradient(rows, *whole, call);
     }
     results.emplace_back();

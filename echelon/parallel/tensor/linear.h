@@ -47,10 +47,10 @@ struct LinearWeights {
 /// options.overlap_chunks chunks, each multiplied while the next arrives.
 /// Backward all-reduces the input's gradient, once for all weights (with
 /// sharded tokens it reduce-scatters it), while it computes the weights'
-/// gradients. Gathered tokens are not stored for backward: they are
-/// all-gathered again while the input's gradient is computed. In a backward of
-/// two halves (zero bubble), the first half sums and the second one gathers.
-/// Collectives:
+/// gradients; where no weight needs one, in chunks. Gathered tokens are not
+/// stored for backward: they are all-gathered again while the input's gradient
+/// is computed. In a backward of two halves (zero bubble), the first half sums
+/// and the second one gathers. Collectives:
 /// "<label> gather", "<label> input gradient".
 ///
 /// All ranks of the group call this, and agree on which tensors require
@@ -73,8 +73,9 @@ std::vector<torch::Tensor> column_linear(
 ///
 /// Forward all-reduces, or with sharded tokens reduce-scatters, in
 /// options.overlap_chunks chunks, each communicated while the next is computed.
-/// Backward communicates nothing, or all-gathers. Collectives: "<label> sum",
-/// or "<label> scatter" and "<label> gather". Otherwise as column_linear.
+/// Backward communicates nothing, or all-gathers in such chunks. Collectives:
+/// "<label> sum", or "<label> scatter" and "<label> gather". Otherwise as
+/// column_linear.
 torch::Tensor row_linear(
     const torch::Tensor& x, const torch::Tensor& weight,
     const torch::Tensor& bias, WeightLayout layout,

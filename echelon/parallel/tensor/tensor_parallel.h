@@ -40,6 +40,7 @@
 // 2022, arXiv:2205.05198.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "echelon/comm/group.h"
@@ -72,6 +73,10 @@ struct TensorParallel {
   /// Whether tokens are sharded between the layers: with the option
   /// sequence_parallel and more than one rank.
   bool splits_tokens() const { return options.sequence_parallel && size() > 1; }
+  /// How many chunks a matmul has: one where nothing chose.
+  int64_t chunks() const {
+    return std::max<int64_t>(1, options.overlap_chunks);
+  }
   /// This rank's even share of `total` indices.
   IndexRange part_of(int64_t total) const {
     return even_range(total, rank(), size());

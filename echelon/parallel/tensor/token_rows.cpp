@@ -8,6 +8,12 @@ namespace echelon::detail {
 
 using torch::Tensor;
 
+Tensor TokenRows::of(const Tensor& all) const {
+  if (ranks == 1) return all.slice(0, range.begin, range.end);
+  return all.unflatten(0, {ranks, all.size(0) / ranks})
+      .slice(1, range.begin, range.end);
+}
+
 TokenChunks::TokenChunks(
     int64_t tokens, const TensorParallel& parallel, int64_t chunks)
     : tokens_(tokens),
@@ -22,10 +28,34 @@ IndexRange TokenChunks::rows(int rank, int64_t chunk) const {
   return {part.begin + within.begin, part.begin + within.end};
 }
 
+Tensor
+TokenChunks::buffer(int64_t width, const torch::TensorOptions& options) const {
+  int64_t padded = 0;
+  for (int64_t c = 0; c < chunks_; ++c) padded += longest(c);
+  return torch::empty({padded * ranks_, width}, options);
+}
+
+Tensor TokenChunks::part(const Tensor& buffer, int64_t chunk) const {
+  int64_t begin = 0;
+  for (int64_t c = 0; c < chunk; ++c) begin += longest(c);
+  return buffer.slice(0, begin * ranks_, (begin + longest(chunk)) * ranks_);
+}
+
+Tensor TokenChunks::reordered(const Tensor& all) const {
+  if (plain()) return all;
+  auto copy = buffer(all.size(1), all.options());
+  for (int64_t c = 0; c < chunks_; ++c) {
+    visit(part(copy, c), c, [&](const Tensor& rows, const TokenRows& place) {
+      rows.copy_(place.of(all));
+    });
+  }
+  return copy;
+}
+
 TokenGather::TokenGather(
     const Tensor& mine, const TokenChunks& chunks,
     const TensorParallel& parallel, const std::string& label)
-    : chunks_(chunks) {
+    : chunks_(chunks), buffer_(chunks.buffer(mine.size(1), mine.options())) {
   const auto from = mine.contiguous();
   const int64_t width = from.size(1);
   const int64_t first = chunks.rows(parallel.rank(), 0).begin;
@@ -39,52 +69,36 @@ TokenGather::TokenGather(
       padded.slice(0, rows.size()).zero_();
       part = padded;
     }
-    buffers_.push_back(
-        torch::empty({longest * parallel.size(), width}, from.options()));
     works_.push_back(parallel.group.all_gather(
-        buffers_.back(), part, {.label = label, .async = true}));
+        chunks.part(buffer_, c), part, {.label = label, .async = true}));
   }
 }
 
-Tensor TokenGather::rows(int rank, int64_t chunk) {
-  const auto c = static_cast<size_t>(chunk);
-  works_[c].wait();
-  const int64_t begin = rank * chunks_.longest(chunk);
-  return buffers_[c].slice(0, begin, begin + chunks_.rows(rank, chunk).size());
+Tensor TokenGather::by_chunks() {
+  for (const auto& work : works_) work.wait();
+  return buffer_;
 }
 
 Tensor TokenGather::all_tokens() {
-  if (chunks_.plain()) {
-    works_[0].wait();
-    return buffers_[0];
-  }
-  std::vector<Tensor> slices;
-  for (int rank = 0; rank < chunks_.ranks(); ++rank) {
-    for (int64_t c = 0; c < chunks_.count(); ++c) {
-      slices.push_back(rows(rank, c));
-    }
-  }
-  return torch::cat(slices);
+  if (chunks_.plain()) return by_chunks();
+  auto all =
+      torch::empty({chunks_.tokens(), buffer_.size(1)}, buffer_.options());
+  for_each([&](const Tensor& rows, const TokenRows& place) {
+    place.of(all).copy_(rows);
+  });
+  return all;
 }
 
 TokenReduceScatter::TokenReduceScatter(
     int64_t width, const torch::TensorOptions& options,
     const TokenChunks& chunks, const TensorParallel& parallel,
     const std::string& label)
-    : chunks_(chunks), parallel_(parallel), label_(label), width_(width) {
-  output_ =
-      torch::empty({parallel.part_of(chunks.tokens()).size(), width}, options);
-  for (int64_t c = 0; c < chunks.count(); ++c) {
-    buffers_.push_back(
-        torch::empty({chunks.longest(c) * parallel.size(), width}, options));
-  }
-}
-
-Tensor TokenReduceScatter::rows(int rank, int64_t chunk) {
-  const int64_t begin = rank * chunks_.longest(chunk);
-  return buffers_[static_cast<size_t>(chunk)].slice(
-      0, begin, begin + chunks_.rows(rank, chunk).size());
-}
+    : chunks_(chunks),
+      parallel_(parallel),
+      label_(label),
+      output_(torch::empty(
+          {parallel.part_of(chunks.tokens()).size(), width}, options)),
+      buffer_(chunks.buffer(width, options)) {}
 
 void TokenReduceScatter::start(int64_t chunk) {
   const int64_t longest = chunks_.longest(chunk);
@@ -94,17 +108,16 @@ void TokenReduceScatter::start(int64_t chunk) {
   results_.push_back(
       mine.size() == longest
           ? output_.slice(0, mine.begin - first, mine.end - first)
-          : torch::empty({longest, width_}, output_.options()));
-  auto& buffer = buffers_[static_cast<size_t>(chunk)];
-  if (!chunks_.plain()) {
+          : torch::empty({longest, output_.size(1)}, output_.options()));
+  const auto part = chunks_.part(buffer_, chunk);
+  if (!chunks_.even()) {
     for (int rank = 0; rank < chunks_.ranks(); ++rank) {
       const int64_t size = chunks_.rows(rank, chunk).size();
-      buffer.slice(0, rank * longest + size, (rank + 1) * longest).zero_();
+      part.slice(0, rank * longest + size, (rank + 1) * longest).zero_();
     }
   }
   works_.push_back(parallel_.group.reduce_scatter(
-      results_.back(), buffer, ReduceOp::sum,
-      {.label = label_, .async = true}));
+      results_.back(), part, ReduceOp::sum, {.label = label_, .async = true}));
 }
 
 Tensor TokenReduceScatter::finish() {
@@ -139,8 +152,8 @@ Tensor scatter_tokens(
   }
   TokenReduceScatter scatter(
       all.size(1), all.options(), chunks, parallel, label);
-  scatter.fill([&](const Tensor& rows, const IndexRange& range) {
-    rows.copy_(all.slice(0, range.begin, range.end));
+  scatter.fill([&](const Tensor& rows, const TokenRows& place) {
+    rows.copy_(place.of(all));
   });
   return scatter.finish();
 }

@@ -305,6 +305,39 @@ operator_of(const TracedCollective& call, const Layout& layout) {
   return one;
 }
 
+// What runs while these collectives do: a matmul between the call of one and
+// the wait for it, which no collective before has.
+void find_matmuls_beside(
+    std::vector<cost::CountedOperator>& collectives,
+    const std::vector<TracedCollective>& calls,
+    const std::vector<counting::OperatorWork>& operators) {
+  std::set<int64_t> taken;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    for (int64_t at = calls[i].begin; at < *calls[i].end; ++at) {
+      const auto& work = operators.at(static_cast<size_t>(at));
+      if (work.product != "product" || !taken.insert(at).second) continue;
+      collectives[i].count = work.count;
+      collectives[i].m = work.m;
+      collectives[i].n = work.n;
+      collectives[i].k = work.k;
+      break;
+    }
+  }
+}
+
+void add_collectives(
+    std::vector<cost::CountedOperator>& pass,
+    const std::vector<TracedCollective>& calls,
+    const std::vector<counting::OperatorWork>& operators,
+    const Layout& layout) {
+  std::vector<cost::CountedOperator> collectives;
+  for (const auto& call : calls) {
+    collectives.push_back(operator_of(call, layout));
+  }
+  find_matmuls_beside(collectives, calls, operators);
+  pass.insert(pass.end(), collectives.begin(), collectives.end());
+}
+
 double flops_of(const counting::OperatorWork& work) {
   return static_cast<double>(work.count) * static_cast<double>(work.m) *
          static_cast<double>(work.n) * static_cast<double>(work.k);
@@ -500,19 +533,25 @@ cost::ModelShape counted_shape(const Job& job, const ModelSource& source) {
       {.dtype = dtype,
        .device = device,
        .flat = shards_parameters(job),
-       .ran = [&](const std::string& layer, bool is_backward) {
-         (is_backward ? backward : forward)[layer] = trace.take();
-       }});
+       .ran =
+           [&](const std::string& layer, bool is_backward) {
+             (is_backward ? backward : forward)[layer] = trace.take();
+           },
+       .counted =
+           [&](size_t operators) {
+             trace.move_to(static_cast<int64_t>(operators));
+           }});
   cost::ModelShape model =
       shape_of(counted, samples, dtype, source.name, device != torch::kCPU);
   model.layer_ranks = job.layout.tp;
-  for (cost::CountedLayer& layer : model.layers) {
-    for (const auto& call : forward.at(layer.name)) {
-      layer.forward.push_back(operator_of(call, job.layout));
-    }
-    for (const auto& call : backward.at(layer.name)) {
-      layer.backward.push_back(operator_of(call, job.layout));
-    }
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    cost::CountedLayer& layer = model.layers[i];
+    const auto& operators = counted.layers[i];
+    add_collectives(
+        layer.forward, forward.at(layer.name), operators.forward, job.layout);
+    add_collectives(
+        layer.backward, backward.at(layer.name), operators.backward,
+        job.layout);
   }
   if (!missing.empty()) {
     std::fprintf(stderr, "warning: %s\n", missing.c_str());

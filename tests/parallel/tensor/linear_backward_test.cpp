@@ -26,7 +26,8 @@ constexpr int64_t kTokens = 10;
 //   y = B(tanh(A1 x) * A2 x) ,  z = y + B(A1 y)
 class Region : public torch::nn::Module {
  public:
-  Region(const TensorParallel& tp, int64_t inner = 7) : tp_(tp) {
+  Region(const TensorParallel& tp, int64_t inner = 7, int64_t tokens = kTokens)
+      : tp_(tp), tokens_(tokens) {
     const LinearShape in{.in = 6, .out = inner};
     first = register_module(
         "first", std::make_shared<ColumnParallelLinear>(in, tp, "first"));
@@ -40,9 +41,9 @@ class Region : public torch::nn::Module {
   Tensor forward(const Tensor& x) {
     const auto inner = column_linear(
         x, {first->weights(), second->weights()}, WeightLayout::out_in, tp_,
-        kTokens, "both");
+        tokens_, "both");
     const auto y = last->forward(torch::tanh(inner[0]) * inner[1]);
-    return y + last->forward(first->forward(y, kTokens));
+    return y + last->forward(first->forward(y, tokens_));
   }
 
   static Tensor plain(const Tensor& x, const parity::NamedTensors& of) {
@@ -62,6 +63,7 @@ class Region : public torch::nn::Module {
 
  private:
   TensorParallel tp_;
+  int64_t tokens_;
 };
 
 class LinearBackward : public testing::TestWithParam<parity::Way> {};
@@ -75,6 +77,22 @@ TEST_P(LinearBackward, AtOnce) {
       parity::expect_layer(
           region, tp, whole,
           {.x = random({2, 5, 6}, 2), .cotangent = random({2, 5, 6}, 3)},
+          [&](const Tensor& x) { return Region::plain(x, whole); },
+          [&](const Tensor& x) { return region.forward(x); });
+    }
+  });
+}
+
+// 12 tokens are even over 2, 3 and 4 ranks: the rows of a chunk are one batch.
+TEST_P(LinearBackward, OfEvenTokens) {
+  on_ranks(GetParam(), [](const TensorParallel& tp) {
+    // The weights' gradients copy the narrower of two matrices.
+    for (const int64_t inner : {7, 40}) {
+      Region region(tp, inner, 12);
+      const auto whole = parity::give_parts(region, 1);
+      parity::expect_layer(
+          region, tp, whole,
+          {.x = random({2, 6, 6}, 2), .cotangent = random({2, 6, 6}, 3)},
           [&](const Tensor& x) { return Region::plain(x, whole); },
           [&](const Tensor& x) { return region.forward(x); });
     }
@@ -222,8 +240,28 @@ TEST(LinearCalls, InChunks) {
           "all_gather both gather", "all_gather both gather",
           "reduce_scatter last scatter", "reduce_scatter last scatter",
           "all_gather last gather", "all_gather last gather",
-          "all_gather both gather", "reduce_scatter both input gradient",
-          "reduce_scatter both input gradient"));
+          "all_gather both gather", "reduce_scatter both input gradient"));
+}
+
+TEST(LinearCalls, InChunksWhereNoWeightNeedsAGradient) {
+  EXPECT_THAT(
+      calls_of(
+          {.sequence_parallel = true, .overlap_chunks = 2},
+          [](const TensorParallel& tp) {
+            ColumnParallelLinear layer({.in = 6, .out = 7}, tp, "first");
+            parity::give_parts(layer, 1);
+            for (auto& one : layer.parameters()) one.set_requires_grad(false);
+            const auto x = random({2, 5, 6}, 1);
+            layer
+                .forward(
+                    parity::part_of_tokens(x, tp).requires_grad_(), kTokens)
+                .sum()
+                .backward();
+          }),
+      ElementsAre(
+          "all_gather first gather", "all_gather first gather",
+          "reduce_scatter first input gradient",
+          "reduce_scatter first input gradient"));
 }
 
 TEST(LinearErrors, RowsOfAnotherRank) {

@@ -50,7 +50,7 @@ inline std::vector<Way> ways() {
     all.push_back({ranks, {}});
     all.push_back({ranks, {.sequence_parallel = true}});
   }
-  for (const int ranks : {2, 3}) {
+  for (const int ranks : {2, 3, 4}) {
     for (const int64_t chunks : {2, 5}) {
       all.push_back(
           {ranks, {.sequence_parallel = true, .overlap_chunks = chunks}});

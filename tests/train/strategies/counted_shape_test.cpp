@@ -363,6 +363,49 @@ TEST(CountedShape, KernelsOfABlockAreThoseOfAGpu) {
   }
 }
 
+// Matmuls run between the call of a collective and the wait for it: of another
+// matrix, or of another chunk.
+TEST(CountedShape, CollectivesHaveTheMatmulsBesideThem) {
+  const auto path =
+      std::filesystem::path(testing::TempDir()) / "beside_test.txt";
+  std::ofstream(path) << std::string(4096, 'x');
+  for (const int64_t chunks : {1, 2}) {
+    SCOPED_TRACE(chunks);
+    const Job job = job_of(
+        "name = \"gpt\"\nlayers = 2\nhidden_size = 32\nheads = 4\n"
+        "max_positions = 16",
+        "name = \"text\"\nsources = [\"" + path.string() +
+            "\"]\ntokenizer = \"bytes\"\nsequence = 16\nholdout = 0.0\n",
+        "[layout]\ntp = 2\nsequence_parallel = true\noverlap_chunks = " +
+            std::to_string(chunks) + "\n[comm]\ndevice = \"cuda\"\n");
+    const cost::ModelShape model = counted_shape(job);
+    const auto block = std::ranges::find_if(
+        model.layers,
+        [](const auto& layer) { return layer.name.ends_with(".1"); });
+    ASSERT_NE(block, model.layers.end());
+    // All collectives, and those beside a matmul.
+    const auto counts = [](const auto& pass) {
+      std::pair<int64_t, int64_t> found;
+      for (const auto& one : pass) {
+        if (!one.collective) continue;
+        ++found.first;
+        if (one.count > 0) ++found.second;
+      }
+      return found;
+    };
+    EXPECT_EQ(counts(block->forward), std::pair(4 * chunks, 4 * (chunks - 1)));
+    // Of each region's three in backward, one has chunks.
+    EXPECT_EQ(
+        counts(block->backward),
+        std::pair(2 * chunks + 4, 2 * (chunks - 1) + 4));
+    for (const auto& one : block->forward) {
+      if (!one.collective || one.count == 0) continue;
+      EXPECT_EQ(one.count, 2);       // the rows of a chunk on each rank
+      EXPECT_EQ(one.m, 8 * 16 / 4);  // 8 samples of 16 tokens
+    }
+  }
+}
+
 // Linear layers multiply in 8 bits, of matrices that are rounded once in a
 // pass: inputs and weights, and in backward gradients too.
 TEST(CountedShape, Fp8IsForLinearLayers) {

@@ -1,8 +1,10 @@
-// How a job's ranks of cp work together: [layout] context = "auto".
+// What a job leaves to the cost model: [layout] context = "auto" and
+// overlap_chunks = 0.
 #pragma once
 
 #include <cstdint>
 
+#include "echelon/cost/choices.h"
 #include "echelon/cost/context_way.h"
 #include "echelon/job/job.h"
 
@@ -15,5 +17,10 @@ namespace echelon::predict {
 /// measured differently: one rank asks for all.
 cost::ContextWayChoice
 choose_context(const Job& job, int64_t ranks_per_host, bool on_processor);
+
+/// cost::choose_product_chunks() likewise; `why` is "overlap_chunks: 4: …".
+/// Models whose cost is not known take 1.
+cost::ProductChunksChoice
+choose_chunks(const Job& job, int64_t ranks_per_host, bool on_processor);
 
 }  // namespace echelon::predict

@@ -1,5 +1,5 @@
-// What [layout] context = "auto" becomes for a job.
-#include "echelon/predict/context.h"
+// What [layout] context = "auto" and overlap_chunks = 0 become for a job.
+#include "echelon/predict/choices.h"
 
 #include <gmock/gmock.h>
 
@@ -8,7 +8,7 @@
 #include "echelon/predict/configured.h"
 #include "echelon/predict/predict_run.h"
 
-namespace echelon::predict::context_test {
+namespace echelon::predict::choices_test {
 
 using testing::HasSubstr;
 using testing::Not;
@@ -65,6 +65,31 @@ TEST(ChooseContext, AModelOfUnknownCostTakesTheRing) {
   EXPECT_EQ(choice.why, "context: ring: the cost of this model is not known");
 }
 
+TEST(ChooseChunks, KeepsWhatIsSetAndIsOneOnProcessors) {
+  EXPECT_EQ(
+      choose_chunks(job_of("tp = 2", "overlap_chunks = 3"), 2, true).chunks, 3);
+  const auto choice = choose_chunks(job_of("tp = 2"), 2, true);
+  EXPECT_EQ(choice.chunks, 1);
+  EXPECT_EQ(choice.why, "");
+}
+
+TEST(ChooseChunks, AModelOfUnknownCostHasNone) {
+  Job job = job_of("tp = 2");
+  job.model.name = kOwnModel;
+  const auto choice = choose_chunks(job, 2, false);
+  EXPECT_EQ(choice.chunks, 1);
+  EXPECT_EQ(
+      choice.why, "overlap_chunks: 1: the cost of this model is not known");
+}
+
+TEST(ChooseChunks, TheStrategyLeavesOpenWhatTheJobDoes) {
+  EXPECT_EQ(configured_strategy(job_of("tp = 2")).product_chunks, 0);
+  EXPECT_EQ(
+      configured_strategy(job_of("tp = 2", "overlap_chunks = 3"))
+          .product_chunks,
+      3);
+}
+
 // The masks of documents and of dropout leave cut sequences no fused kernel.
 TEST(ChooseContext, TheStrategyHasWhatAttentionMasks) {
   EXPECT_FALSE(configured_strategy(job_of("cp = 2")).masks_attention);
@@ -78,4 +103,4 @@ TEST(ChooseContext, TheStrategyHasWhatAttentionMasks) {
   EXPECT_EQ(strategy.context.way, ContextWay::ulysses);
 }
 
-}  // namespace echelon::predict::context_test
+}  // namespace echelon::predict::choices_test

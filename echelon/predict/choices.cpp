@@ -1,4 +1,4 @@
-#include "echelon/predict/context.h"
+#include "echelon/predict/choices.h"
 
 #include <algorithm>
 
@@ -28,12 +28,28 @@ hosts_like_this(int64_t ranks, int64_t ranks_per_host, bool on_processor) {
   return hosts;
 }
 
-// What attention depends on, without a look at the data.
+// What layers depend on, without a look at the data.
 JobFacts facts_of_text(const Job& job) {
   JobFacts facts;
   facts.data.sample_shape = {job.data.sequence};
   facts.classes = std::max<int64_t>(1, job.model.vocab_size);
   return facts;
+}
+
+// What `choose` returns for the job on such hosts.
+template <class Choose>
+auto choice_for(
+    const Job& job, int64_t ranks_per_host, bool on_processor,
+    const Choose& choose) {
+  if (!is_language_model(job.model)) {
+    throw ConfigError("the cost of this model is not known");
+  }
+  const Configured what = configured(job, facts_of_text(job));
+  return choose(
+      what.model, what.strategy,
+      hosts_like_this(
+          job.layout.num_ranks(), std::max<int64_t>(1, ranks_per_host),
+          on_processor));
 }
 
 }  // namespace
@@ -43,20 +59,28 @@ choose_context(const Job& job, int64_t ranks_per_host, bool on_processor) {
   cost::ContextWayChoice choice{.options = job.context, .why = ""};
   if (job.layout.cp == 1 || !cost::is_open(job.context)) return choice;
   try {
-    if (!is_language_model(job.model)) {
-      throw ConfigError("the cost of this model is not known");
-    }
-    const Configured what = configured(job, facts_of_text(job));
-    choice = cost::choose_context_way(
-        what.model, what.strategy,
-        hosts_like_this(
-            job.layout.num_ranks(), std::max<int64_t>(1, ranks_per_host),
-            on_processor));
+    choice =
+        choice_for(job, ranks_per_host, on_processor, cost::choose_context_way);
   } catch (const Error& error) {
     choice.options = {ContextWay::ring};
     choice.why = "ring: " + std::string(error.what());
   }
   choice.why = "context: " + choice.why;
+  return choice;
+}
+
+cost::ProductChunksChoice
+choose_chunks(const Job& job, int64_t ranks_per_host, bool on_processor) {
+  if (job.tensor.overlap_chunks > 0) return {job.tensor.overlap_chunks, ""};
+  if (job.layout.tp == 1 || on_processor) return {};
+  cost::ProductChunksChoice choice;
+  try {
+    choice = choice_for(
+        job, ranks_per_host, on_processor, cost::choose_product_chunks);
+  } catch (const Error& error) {
+    choice.why = "1: " + std::string(error.what());
+  }
+  if (!choice.why.empty()) choice.why = "overlap_chunks: " + choice.why;
   return choice;
 }
 
