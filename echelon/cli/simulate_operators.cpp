@@ -120,7 +120,7 @@ void print_operators(const SimulateCase& what, const cost::StepEstimate& step) {
                        ? format(
                              "the host launches them in {} a step",
                              format_seconds(all.launch_seconds))
-                       : "a step is a CUDA graph, which the host launches")
+                       : "steps are CUDA graphs")
             << "\noperators that take longest, of all layers, in a step\n";
   std::cout << aligned(operator_rows(all));
 }

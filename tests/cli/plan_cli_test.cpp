@@ -66,7 +66,7 @@ TEST_F(PlanCommand, ALayoutForEachNumberOfDevices) {
   ASSERT_GE(lines.size(), 5u);
   const auto row = [&](size_t i) { return lines[lines.size() - 4 + i]; };
   EXPECT_THAT(row(0), testing::StartsWith("  1        dp=1 "));
-  EXPECT_THAT(row(1), testing::StartsWith("  2        fsdp=2 "));
+  EXPECT_THAT(row(1), testing::StartsWith("  2        tp=2 "));
   EXPECT_THAT(row(3), testing::StartsWith("  4        fsdp=4 "));
   const Outcome none =
       run("--model llama2-70b --cluster h100-sxm:8 --batch 48 --elastic 1:2");

@@ -358,8 +358,8 @@ TEST_F(DryRun, PrintsAStepOnDevicesThatAreNotHere) {
   for (const char* said :
        {"Fits the limit of 78.8 GiB.", "gpt on h100-sxm:8, 4 of 8 devices",
         "of the bf16 peak", "what bounds the operators", "launches",
-        "waiting for the host", "operators that take longest", "all_reduce bwd",
-        "beside the formulas", "'echelon plan' reckons"}) {
+        "steps are CUDA graphs", "operators that take longest",
+        "all_reduce bwd", "beside the formulas", "'echelon plan' reckons"}) {
     EXPECT_THAT(text.out(), HasSubstr(said));
   }
   std::istringstream lines(
@@ -370,6 +370,12 @@ TEST_F(DryRun, PrintsAStepOnDevicesThatAreNotHere) {
     });
     EXPECT_LE(columns, 80) << line;
   }
+  Command kernels(
+      {kEchelon, "train", path, "--dry-run", "--on", "h100-sxm:8", "--set",
+       "train.cuda_graphs=off"});
+  EXPECT_EQ(kernels.wait(), 0) << kernels.err();
+  EXPECT_THAT(kernels.out(), HasSubstr("waiting for the host"));
+  EXPECT_THAT(kernels.out(), HasSubstr("the host launches them in"));
   // The plan alone tells the memory.
   EXPECT_THAT(text.out(), Not(HasSubstr("of the fullest device's")));
   Command command(
