@@ -138,9 +138,7 @@ Score StepGraphs::forward_backward(
     return state_.model().forward_backward(batch, count_units);
   }
   key_.clear();
-  // The graph cannot wait for what the model has begun outside of it, such as
-  // all-gathers after an update.
-  if (std::exchange(has_left_, false)) state_.model().before_load();
+  come_back();
   if (captured_ && known) {
     give(batch);
   } else {
@@ -148,7 +146,14 @@ Score StepGraphs::forward_backward(
     capture(batch, count_units);
   }
   captured_->forward_backward.replay();
+  update_is_open_ = false;
   return captured_->score;
+}
+
+// A graph cannot wait for what the model has begun outside of it, such as
+// all-gathers after an update.
+void StepGraphs::come_back() {
+  if (std::exchange(has_left_, false)) state_.model().before_load();
 }
 
 void StepGraphs::give(const Batch& batch) {
@@ -212,6 +217,7 @@ torch::Tensor StepGraphs::update(
         step, measure_norms, &recorder_, measure_norms ? layers : nullptr,
         skip);
   }
+  come_back();
   state_.begin_update(step);
   captured_->skip.copy_(skip, /*non_blocking=*/true);
   if (!captured_->numbers.defined()) {

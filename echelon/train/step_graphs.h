@@ -72,7 +72,8 @@ class StepGraphs {
       int64_t step, bool measure_norms, const std::vector<std::string>* layers,
       const torch::Tensor& skip);
 
-  /// Call it before anything else uses the model: it is as after any update.
+  /// Call it before anything else uses the model, also between the halves of a
+  /// step: it is as after any update.
   /// Gives back the graphs' memory where the device has no room for both.
   void leave();
   /// Forgets the graphs: parameters or the loss scale have other memory now.
@@ -84,6 +85,7 @@ class StepGraphs {
   void capture(const Batch& batch, bool count_units);
   void while_capturing(const std::function<void()>& body);
   void give(const Batch& batch);
+  void come_back();
   void make_room();
   void tell_if_often();
 

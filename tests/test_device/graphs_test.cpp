@@ -376,13 +376,18 @@ class Steps {
           told_.push_back(line);
         }) {}
 
-  int64_t step(const Batch& batch, bool as_it_is = false, double skip = 0) {
-    const int64_t before = counts(0).replays;
+  int64_t step(
+      const Batch& batch, bool as_it_is = false, double skip = 0,
+      const std::function<void()>& between = nullptr) {
+    const int rank = run_.world.rank();
+    const int64_t before = counts(rank).replays;
     graphs_.forward_backward(batch, run_.counts_units(), as_it_is);
+    if (between) between();
     graphs_.update(
         step_++, false, nullptr,
-        torch::full({}, skip, torch::dtype(torch::kFloat32).device(device())));
-    return counts(0).replays - before;
+        torch::full(
+            {}, skip, torch::dtype(torch::kFloat32).device(device(rank))));
+    return counts(rank).replays - before;
   }
   Batch batch(int64_t samples) {
     Batch all = run_.next_batch();
@@ -399,6 +404,7 @@ class Steps {
     return all;
   }
   StepGraphs& graphs() { return graphs_; }
+  ParallelModel& model() { return run_.state.model(); }
   const std::vector<std::string>& told() const { return told_; }
 
  private:
@@ -476,6 +482,44 @@ TEST(StepGraphsTest, AStepThatIsSkippedChangesNothing) {
       EXPECT_FALSE(before[i].equal(after[i])) << i;
     }
   });
+}
+
+// As for the layer of a loss that is not finite.
+TEST(StepGraphsTest, LayersMayBeLookedAtBetweenTheHalvesOfAStep) {
+  TempFolder folder;
+  Job job = job_of(tiny_gpt(), write_tokens(folder));
+  job.layout.dp_shard = 2;
+  for (const int64_t stage : {1, 2, 3}) {
+    job.shard.stage = stage;
+    std::vector<std::vector<Tensor>> ends;
+    for (const bool looks : {false, true}) {
+      run_ranks(
+          2,
+          [&](World& world) {
+            at::set_num_threads(1);
+            Steps steps(job, world);
+            const Batch batch = steps.batch(4);
+            for (int i = 0; i < 7; ++i) {
+              const auto look = [&] {
+                if (!looks || i < 4) return;
+                steps.graphs().leave();
+                EXPECT_FALSE(steps.model().find_nonfinite(batch));
+              };
+              EXPECT_EQ(steps.step(batch, false, 0, look), i < 3 ? 0 : 2);
+            }
+            auto end = steps.parameters();
+            if (world.rank() == 0) ends.push_back(std::move(end));
+            drain(world.rank());
+            world.group().barrier();
+          },
+          on_test_device());
+    }
+    for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
+    ASSERT_EQ(ends.size(), 2u);
+    for (size_t i = 0; i < ends[0].size(); ++i) {
+      EXPECT_TRUE(ends[0][i].equal(ends[1][i])) << stage << " " << i;
+    }
+  }
 }
 
 // Where there is no room for a step and a graph, the graph goes when a step
