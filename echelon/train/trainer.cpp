@@ -831,6 +831,8 @@ std::string Loop::find_bad_loss(const Queued& queued, int64_t bad_rank) {
                 ? "the input batch"
                 : format("layer {} ({})", found->layer, found->what);
   }
+  // The update that comes next writes what the look has begun to gather.
+  state_->model().before_load();
   where = world_.exchange(where)[static_cast<size_t>(bad_rank)];
   return format(
       "the loss of rank {} is not a finite number{}; first NaN or infinity in "
