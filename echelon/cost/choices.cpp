@@ -11,11 +11,25 @@
 #include "echelon/text/units.h"
 
 namespace echelon::cost {
-namespace {
 
-constexpr double kEqualChunks = 1.01;
-
-}  // namespace
+std::pair<size_t, std::string>
+cheapest(const std::vector<OpenWay>& ways, const std::string& what) {
+  constexpr double kEqual = 1.01;
+  const double least =
+      std::ranges::min_element(ways, {}, &OpenWay::seconds)->seconds;
+  const auto best = std::ranges::find_if(
+      ways, [&](const OpenWay& one) { return one.seconds <= kEqual * least; });
+  std::string why = format(
+      "{}: {} a layer by the cost model, for {}", best->name,
+      format_seconds(best->seconds), what);
+  const char* before = "; ";
+  for (auto one = ways.begin(); one != ways.end(); ++one) {
+    if (one == best) continue;
+    why += format("{}{} {}", before, one->name, format_seconds(one->seconds));
+    before = ", ";
+  }
+  return {static_cast<size_t>(best - ways.begin()), why};
+}
 
 double block_seconds(
     const ModelShape& model, const Strategy& strategy,
@@ -40,35 +54,20 @@ ProductChunksChoice choose_product_chunks(
   const Framework framework = framework_on(
       find_framework(strategy.framework), cluster.node_of(0).device);
   if (!framework.overlaps_products || !model.transformer) return {};
-  struct Candidate {
-    int64_t chunks;
-    double seconds = 0;
-  };
-  std::array<Candidate, 4> all = {{{1}, {2}, {4}, {8}}};
+  constexpr std::array<int64_t, 4> kChunks = {1, 2, 4, 8};
+  std::vector<OpenWay> ways;
   Strategy tried = strategy;
-  for (Candidate& one : all) {
-    tried.product_chunks = one.chunks;
-    one.seconds = block_seconds(model, tried, cluster);
+  for (const int64_t chunks : kChunks) {
+    tried.product_chunks = chunks;
+    ways.push_back(
+        {std::to_string(chunks), block_seconds(model, tried, cluster)});
   }
-  const double least =
-      std::ranges::min_element(all, {}, &Candidate::seconds)->seconds;
-  const auto best = std::ranges::find_if(all, [&](const Candidate& one) {
-    return one.seconds <= kEqualChunks * least;
-  });
-  ProductChunksChoice choice{.chunks = best->chunks, .why = ""};
-  choice.why = format(
-      "{}: {} a layer by the cost model, for {} of {} on {}", best->chunks,
-      format_seconds(best->seconds),
-      counted(strategy.microbatch_size, "sequence"),
-      counted(strategy.seq_len_or(model.seq_len), "token"), cluster.name);
-  const char* before = "; ";
-  for (const Candidate& one : all) {
-    if (one.chunks == best->chunks) continue;
-    choice.why +=
-        format("{}{} {}", before, one.chunks, format_seconds(one.seconds));
-    before = ", ";
-  }
-  return choice;
+  const auto [best, why] = cheapest(
+      ways,
+      format(
+          "{} of {} on {}", counted(strategy.microbatch_size, "sequence"),
+          counted(strategy.seq_len_or(model.seq_len), "token"), cluster.name));
+  return {.chunks = kChunks.at(best), .why = why};
 }
 
 Strategy with_choices(
