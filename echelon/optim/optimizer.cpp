@@ -86,31 +86,22 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, double learning_rate)
   check_groups(groups_);
 }
 
-bool Optimizer::RateOrder::operator()(
-    const RateKey& a, const RateKey& b) const {
-  const auto key = [](const RateKey& one) {
-    return std::tuple(one.first.type(), one.first.index(), one.second);
-  };
-  return key(a) < key(b);
-}
-
 void Optimizer::set_learning_rate(double rate) {
   learning_rate_ = rate;
-  for (auto& [key, tensor] : rates_) tensor.fill_(rate * key.second);
+  for (auto& [factor, tensor] : rates_) tensor.fill_(rate * factor);
 }
 
-// The rates of a graph are made before it is captured, by the step before.
+// A graph's rates are made by a step before it is captured.
 Optimizer::Rate Optimizer::rate_of(const Batch& batch, double factor) {
   const double rate = learning_rate_ * factor;
   const auto& like = batch.parameters.front();
   if (like.is_cpu()) return rate;
-  const torch::Device device = like.device();
-  const auto [found, made] = rates_.try_emplace({device, factor});
-  if (made) {
-    found->second =
-        torch::full({}, rate, torch::dtype(torch::kFloat32).device(device));
+  auto& there = rates_[factor];
+  if (!there.defined()) {
+    there = torch::full(
+        {}, rate, torch::dtype(torch::kFloat32).device(like.device()));
   }
-  if (is_capturing(device)) return found->second;
+  if (is_capturing(like.device())) return there;
   if (like.scalar_type() == torch::kFloat64) return rate;
   return static_cast<double>(static_cast<float>(rate));
 }

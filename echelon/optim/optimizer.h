@@ -98,16 +98,12 @@ class Optimizer {
       const std::optional<torch::Tensor>& skip) = 0;
 
  private:
-  /// Of each group on each device that graphs are captured on.
-  using RateKey = std::pair<torch::Device, double>;
-  struct RateOrder {
-    bool operator()(const RateKey& a, const RateKey& b) const;
-  };
   Rate rate_of(const Batch& batch, double factor);
 
   std::vector<ParameterGroup> groups_;
   double learning_rate_;
-  std::map<RateKey, torch::Tensor, RateOrder> rates_;
+  /// By the groups' factors, for graphs, which are of one device.
+  std::map<double, torch::Tensor> rates_;
 };
 
 /// sgd, adam or adamw by options.name, over groups that the caller chose
