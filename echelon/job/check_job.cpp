@@ -438,7 +438,7 @@ class Checker {
     fail(
         "train.cuda_graphs",
         "this job's steps cannot be captured: {}; set cuda_graphs = \"auto\", "
-        "which leaves them as they are",
+        "which runs them eagerly",
         why);
   }
 

@@ -71,8 +71,8 @@ StreamForGraphs::StreamForGraphs(const Job& job, const World& world)
   if (job.train.cuda_graphs == CudaGraphs::on) {
     if (const auto why = why_not_here(device_); !why.empty()) {
       throw ConfigError(format(
-          "[train] cuda_graphs = \"on\": {}; set \"auto\", which then leaves "
-          "steps as they are",
+          "[train] cuda_graphs = \"on\": {}; set \"auto\", which then runs "
+          "steps eagerly",
           why));
     }
   }
@@ -125,11 +125,11 @@ StepGraphs::StepGraphs(
 StepGraphs::~StepGraphs() = default;
 
 Score StepGraphs::forward_backward(
-    const Batch& batch, bool count_units, bool as_it_is) {
+    const Batch& batch, bool count_units, bool eager) {
   auto key = key_of(batch, count_units);
   const bool known = key == captured_key_;
   const bool ready = known || (key == key_ && in_a_row_ >= kFirst);
-  in_graph_ = captures_ && !as_it_is && ready;
+  in_graph_ = between_halves_ = captures_ && !eager && ready;
   ++num_steps_;
   if (!in_graph_) {
     leave();
@@ -229,6 +229,7 @@ torch::Tensor StepGraphs::update(
     });
   }
   captured_->update.replay();
+  between_halves_ = false;
   update_is_open_ = true;
   return captured_->numbers;
 }
@@ -236,20 +237,22 @@ torch::Tensor StepGraphs::update(
 void StepGraphs::leave() {
   has_left_ = true;
   if (std::exchange(update_is_open_, false)) state_.end_update();
-  if (gave_memory_back_) drop();
+  // The second half needs the gradients in the graph's memory.
+  if (gave_memory_back_ && !between_halves_) drop();
 }
 
 void StepGraphs::drop() {
   if (!captured_) return;
   captured_.reset();
-  // Steps as they are take memory of their own.
+  // Eager steps take memory of their own.
   if (std::exchange(gave_memory_back_, false)) {
     at::getDeviceAllocator(device_.type())->emptyCache();
   }
 }
 
-// A step as it is leaves its memory in the allocator's cache, and a graph takes
-// as much again. Where that is not there, either has it.
+// An eager step leaves its memory in the allocator's cache, and a graph takes
+// as much again. Where the device has not that much, the cache is given back,
+// and the graph is dropped before the next eager step.
 void StepGraphs::make_room() {
   auto* const allocator = at::getDeviceAllocator(device_.type());
   const auto stats = allocator->getDeviceStats(device_.index());
@@ -270,7 +273,7 @@ void StepGraphs::tell_if_often() {
   told_ = true;
   tell_(format(
       "warning: [train] cuda_graphs: {} of {} steps were captured anew, which "
-      "takes longer than a step as it is. Batches had different shapes, or "
+      "takes longer than an eager step. Batches had different shapes, or "
       "memory was short; set cuda_graphs = \"off\"",
       num_captures_, num_steps_));
 }

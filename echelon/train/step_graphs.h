@@ -1,5 +1,5 @@
-// The steps of training on a GPU as CUDA graphs: the first steps run as they
-// are, then one is captured, and the steps after it repeat that one, without a
+// The steps of training on a GPU as CUDA graphs: the first steps run eagerly,
+// then one is captured, and the steps after it replay that one, without a
 // launch for each kernel.
 #pragma once
 
@@ -49,10 +49,11 @@ class StreamForGraphs {
 ///   const auto numbers = graphs.update(step, measure, layers, skip);
 class StepGraphs {
  public:
-  /// So many steps in a row with the same shapes run before one is captured.
+  /// How many eager steps in a row, of batches with equal shapes, come before a
+  /// capture.
   static constexpr int64_t kFirst = 3;
 
-  /// Borrows all of it. `tell`: gets warnings.
+  /// Keeps references to its arguments. `tell` is called with warnings.
   StepGraphs(
       const Job& job, const World& world, TrainingState& state,
       timeline::Recorder& recorder,
@@ -61,8 +62,8 @@ class StepGraphs {
 
   /// ParallelModel::forward_backward().
   ///
-  ///   as_it_is  this step is not a graph: its spans are recorded
-  Score forward_backward(const Batch& batch, bool count_units, bool as_it_is);
+  ///   eager  run this step without a graph, because its spans are recorded
+  Score forward_backward(const Batch& batch, bool count_units, bool eager);
 
   /// TrainingState::update_on_device(). A graph measures norms in each step,
   /// others where `measure_norms` asks for it.
@@ -73,10 +74,11 @@ class StepGraphs {
       const torch::Tensor& skip);
 
   /// Call it before anything else uses the model, also between the halves of a
-  /// step: it is as after any update.
-  /// Gives back the graphs' memory where the device has no room for both.
+  /// step. It finishes the update that a replay left open. Between two steps it
+  /// also frees the graphs' memory where the device has no room for both.
   void leave();
-  /// Forgets the graphs: parameters or the loss scale have other memory now.
+  /// Call it when parameters or the loss scale have moved to other memory: the
+  /// next step is captured anew.
   void drop();
 
  private:
@@ -97,12 +99,13 @@ class StepGraphs {
   const bool captures_;
   std::unique_ptr<Captured> captured_;
   bool in_graph_ = false;          // the step is, from forward_backward() on
+  bool between_halves_ = false;    // of such a step
   bool update_is_open_ = false;    // end_update() is left to the next step
   bool has_left_ = true;           // since the last replay
-  bool gave_memory_back_ = false;  // of steps as they are, for a graph
+  bool gave_memory_back_ = false;  // that eager steps had cached, for a graph
   std::vector<int64_t> captured_key_;
-  std::vector<int64_t> key_;  // of the last step, if it was as it is
-  int64_t in_a_row_ = 0;      // steps as they are with key_
+  std::vector<int64_t> key_;  // of the last step, if it was eager
+  int64_t in_a_row_ = 0;      // eager steps with key_
   int64_t num_captures_ = 0, num_steps_ = 0;
   bool told_ = false;
 };

@@ -463,7 +463,7 @@ TEST_F(JobTest, Fp8IsForLanguageModelsOnGpus) {
   EXPECT_TRUE(shards_parameters(text));
 }
 
-TEST_F(JobTest, StepsAreCapturedWhereNothingInThemIsTheHosts) {
+TEST_F(JobTest, StepsAreCapturedWhereTheHostTakesNoPart) {
   const auto text = [] {
     Job job;
     job.model = {.name = "gpt2"};
