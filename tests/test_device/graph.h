@@ -3,8 +3,8 @@
 // - While a stream is captured, its operations are kept and not run. A stream
 //   that waits for a captured event is captured too.
 // - The host may not wait for what is captured, nor ask it; a captured stream
-//   may not wait for what was queued before; copies from and to the host are
-//   refused (LibTorch's would read memory that is somebody else's by then).
+//   may not wait for what was queued before. Copies from and to the host are
+//   refused: a replay would use memory of the host that has been freed.
 // - All streams must be joined when the capture ends.
 // - Memory that captured operations allocate comes from the graph's own.
 //

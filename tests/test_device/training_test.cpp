@@ -33,6 +33,7 @@
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/recorder.h"
 #include "echelon/train/chosen_precision.h"
+#include "echelon/train/device_batches.h"
 #include "echelon/train/replicas.h"
 #include "echelon/train/step_sums.h"
 #include "echelon/train/strategies/count_job.h"
@@ -348,6 +349,43 @@ TEST(OnTheTestDevice, CudnnTriesItsAlgorithmsOnImagesAlone) {
   };
   EXPECT_TRUE(tries(kSimpleCnn));
   EXPECT_FALSE(tries(tiny_gpt()));
+  for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
+}
+
+// A copy on the computing stream would come behind the step before.
+TEST(OnTheTestDevice, BatchesAreCopiedOnAStreamOfTheirOwn) {
+  run_ranks(
+      1,
+      [&](World& world) {
+        const torch::Device device = world.device();
+        Batch batch;
+        batch.inputs = torch::randn({4, 3}).pin_memory();
+        batch.targets = torch::arange(4).pin_memory();
+        batch.more = {torch::arange(8).view({4, 2}).pin_memory()};
+        static std::set<int64_t> streams;
+        streams.clear();
+        const auto callback = at::addGlobalCallback(at::RecordFunctionCallback(
+            [](const at::RecordFunction& call)
+                -> std::unique_ptr<at::ObserverContext> {
+              if (std::string(call.name()) == "aten::copy_") {
+                streams.insert(current().id());
+              }
+              return nullptr;
+            }));
+        const DeviceBatches batches(device);
+        for (int i = 0; i < 3; ++i) {
+          const Batch there = batches.copy(batch);
+          EXPECT_EQ(there.inputs.device(), device);
+          EXPECT_TRUE((there.inputs + 0).cpu().equal(batch.inputs));
+          EXPECT_TRUE((there.targets + 0).cpu().equal(batch.targets));
+          EXPECT_TRUE((there.more[0] + 0).cpu().equal(batch.more[0]));
+        }
+        at::removeCallback(callback);
+        // Those to the host are on the computing stream.
+        EXPECT_EQ(streams.size(), 2u);
+        EXPECT_TRUE(streams.contains(current().id()));
+      },
+      on_test_device());
   for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
 }
 
