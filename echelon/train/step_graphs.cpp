@@ -27,6 +27,7 @@
 #include "echelon/job/cuda_graphs.h"
 #include "echelon/layers/layer_call.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -129,7 +130,9 @@ Score StepGraphs::forward_backward(
   auto key = key_of(batch, count_units);
   const bool known = key == captured_key_;
   const bool ready = known || (key == key_ && in_a_row_ >= kFirst);
-  in_graph_ = between_halves_ = captures_ && !eager && ready;
+  in_graph_ =
+      captures_ && !eager && ready && ((captured_ && known) || make_room());
+  between_halves_ = in_graph_;
   ++num_steps_;
   if (!in_graph_) {
     leave();
@@ -167,8 +170,6 @@ void StepGraphs::give(const Batch& batch) {
 }
 
 void StepGraphs::capture(const Batch& batch, bool count_units) {
-  drop();
-  make_room();
   ++num_captures_;
   tell_if_often();
   captured_ = std::make_unique<Captured>(device_);
@@ -252,16 +253,29 @@ void StepGraphs::drop() {
 
 // An eager step leaves its memory in the allocator's cache, and a graph takes
 // as much again. Where the device has not that much, the cache is given back,
-// and the graph is dropped before the next eager step.
-void StepGraphs::make_room() {
+// and the graph is dropped before the next eager step. Returns false, and
+// captures nothing any more, where even that is not enough.
+bool StepGraphs::make_room() {
+  leave();
+  drop();
   auto* const allocator = at::getDeviceAllocator(device_.type());
   const auto stats = allocator->getDeviceStats(device_.index());
   const int64_t cached =
       stats.reserved_bytes[0].current - stats.allocated_bytes[0].current;
-  const auto free = allocator->getMemoryInfo(device_.index()).first;
-  if (static_cast<int64_t>(free) >= cached) return;
-  gave_memory_back_ = true;
+  const auto free = [&] {
+    return static_cast<int64_t>(
+        allocator->getMemoryInfo(device_.index()).first);
+  };
+  if (free() >= cached) return true;
   allocator->emptyCache();
+  gave_memory_back_ = free() >= cached;
+  if (gave_memory_back_) return true;
+  captures_ = false;
+  tell_(format(
+      "warning: [train] cuda_graphs: steps stay eager: a graph needs about {}, "
+      "and {} has {} free",
+      format_bytes(cached), device_.str(), format_bytes(free())));
+  return false;
 }
 
 void StepGraphs::tell_if_often() {

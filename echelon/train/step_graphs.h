@@ -88,7 +88,7 @@ class StepGraphs {
   void while_capturing(const std::function<void()>& body);
   void give(const Batch& batch);
   void come_back();
-  void make_room();
+  bool make_room();
   void tell_if_often();
 
   const torch::Device device_;
@@ -96,7 +96,7 @@ class StepGraphs {
   timeline::Recorder& recorder_;
   const std::function<void(const std::string& line)> tell_;
   const CudaGraphs choice_;
-  const bool captures_;
+  bool captures_;
   std::unique_ptr<Captured> captured_;
   bool in_graph_ = false;          // the step is, from forward_backward() on
   bool between_halves_ = false;    // of such a step

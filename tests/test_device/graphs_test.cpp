@@ -550,6 +550,30 @@ TEST(StepGraphsTest, AGraphIsGivenUpWhereMemoryIsShort) {
   });
 }
 
+TEST(StepGraphsTest, StepsStayEagerWhereNoGraphHasRoom) {
+  on_one_rank([](World& world) {
+    Job job = small_mlp();
+    job.model.hidden = {1024, 1024};
+    Steps steps(job, world);
+    const Batch batch = steps.batch(8);
+    for (int i = 0; i < 3; ++i) steps.step(batch);
+    auto* const allocator = at::getDeviceAllocator(torch::kPrivateUse1);
+    // All that is free; the cache is the training stream's.
+    std::vector<Tensor> rest;
+    {
+      constexpr int64_t kPiece = int64_t{2} << 20;
+      const c10::StreamGuard other(new_stream());
+      while (allocator->getMemoryInfo(0).first >= kPiece) {
+        rest.push_back(
+            torch::empty({kPiece}, at::device(device()).dtype(torch::kByte)));
+      }
+    }
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(steps.step(batch), 0);
+    ASSERT_EQ(steps.told().size(), 1u);
+    EXPECT_THAT(steps.told()[0], HasSubstr("steps stay eager"));
+  });
+}
+
 struct Scale : torch::nn::Module {
   Tensor forward(const Tensor& x) {
     return x.flatten(1) / x.abs().max().item<double>();
