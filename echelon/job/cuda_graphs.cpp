@@ -29,9 +29,9 @@ std::string why_not_captured(const Job& job) {
   if (job.train.rebalance_every > 0) {
     return "[train] rebalance_every divides the work anew";
   }
-  if (job.layout.pp > 1 && job.data.name == DataKind::images &&
+  if (job.layout.num_ranks() > 1 && job.data.name == DataKind::images &&
       job.data.bad_image == BadImage::skip) {
-    return "the ranks of a pipeline tell each other which images they skipped";
+    return "ranks skip broken images, each its own number of them";
   }
   if (job.comm.check_collectives) {
     return "[comm] check_collectives compares each call on the host";

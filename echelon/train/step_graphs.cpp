@@ -18,6 +18,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -59,6 +60,10 @@ std::string why_not_here(torch::Device device) {
     }
   }
   return "";
+}
+
+c10::DeviceAllocator& allocator_of(torch::Device device) {
+  return *at::getDeviceAllocator(device.type());
 }
 
 bool captures_here(const Job& job, torch::Device device) {
@@ -113,10 +118,11 @@ struct StepGraphs::Captured {
 };
 
 StepGraphs::StepGraphs(
-    const Job& job, const World& world, TrainingState& state,
+    const Job& job, World& world, TrainingState& state,
     timeline::Recorder& recorder,
     std::function<void(const std::string& line)> tell)
-    : device_(world.device()),
+    : world_(world),
+      device_(world.device()),
       state_(state),
       recorder_(recorder),
       tell_(std::move(tell)),
@@ -127,17 +133,22 @@ StepGraphs::~StepGraphs() = default;
 
 Score StepGraphs::forward_backward(
     const Batch& batch, bool count_units, bool eager) {
+  if (captures_ && batch.may_skip && world_.size() > 1) {
+    stay_eager("ranks leave out samples, each its own number of them");
+  }
   auto key = key_of(batch, count_units);
   const bool known = key == captured_key_;
   const bool ready = known || (key == key_ && in_a_row_ >= kFirst);
-  in_graph_ =
-      captures_ && !eager && ready && ((captured_ && known) || make_room());
+  in_graph_ = captures_ && !eager && ready &&
+              ((captured_ && known) || make_room(known));
   between_halves_ = in_graph_;
   ++num_steps_;
   if (!in_graph_) {
     leave();
     in_a_row_ = key == key_ ? in_a_row_ + 1 : 1;
     key_ = std::move(key);
+    // What the last of these steps leaves in the cache is what a step needs.
+    if (captures_ && in_a_row_ == kFirst) allocator_of(device_).emptyCache();
     return state_.model().forward_backward(batch, count_units);
   }
   key_.clear();
@@ -247,35 +258,50 @@ void StepGraphs::drop() {
   captured_.reset();
   // Eager steps take memory of their own.
   if (std::exchange(gave_memory_back_, false)) {
-    at::getDeviceAllocator(device_.type())->emptyCache();
+    allocator_of(device_).emptyCache();
   }
 }
 
 // An eager step leaves its memory in the allocator's cache, and a graph takes
 // as much again. Where the device has not that much, the cache is given back,
 // and the graph is dropped before the next eager step. Returns false, and
-// captures nothing any more, where even that is not enough.
-bool StepGraphs::make_room() {
+// captures nothing any more, where even that is not enough. All ranks do what
+// the fullest has to do.
+//
+//   known  the graph is one that was dropped
+bool StepGraphs::make_room(bool known) {
   leave();
   drop();
-  auto* const allocator = at::getDeviceAllocator(device_.type());
-  const auto stats = allocator->getDeviceStats(device_.index());
-  const int64_t cached =
-      stats.reserved_bytes[0].current - stats.allocated_bytes[0].current;
-  const auto free = [&] {
-    return static_cast<int64_t>(
-        allocator->getMemoryInfo(device_.index()).first);
+  if (!known) {
+    const auto stats = allocator_of(device_).getDeviceStats(device_.index());
+    graph_bytes_ =
+        stats.reserved_bytes[0].current - stats.allocated_bytes[0].current;
+  }
+  const auto lacking = [&] {
+    const auto free =
+        allocator_of(device_).getMemoryInfo(device_.index()).first;
+    return std::max<int64_t>(graph_bytes_ - static_cast<int64_t>(free), 0);
   };
-  if (free() >= cached) return true;
-  allocator->emptyCache();
-  gave_memory_back_ = free() >= cached;
+  const auto most = [&](int64_t bytes) {
+    const Tensor all =
+        torch::full({}, bytes, torch::dtype(torch::kInt64).device(device_));
+    world_.group().all_reduce(all, ReduceOp::max).wait();
+    return all.item<int64_t>();
+  };
+  if (most(lacking()) == 0) return true;
+  allocator_of(device_).emptyCache();
+  const int64_t lacks = most(lacking());
+  gave_memory_back_ = lacks == 0;
   if (gave_memory_back_) return true;
-  captures_ = false;
-  tell_(format(
-      "warning: [train] cuda_graphs: steps stay eager: a graph needs about {}, "
-      "and {} has {} free",
-      format_bytes(cached), device_.str(), format_bytes(free())));
+  stay_eager(format(
+      "a graph needs about {}, and the fullest GPU lacks {} of that",
+      format_bytes(graph_bytes_), format_bytes(lacks)));
   return false;
+}
+
+void StepGraphs::stay_eager(const std::string& why) {
+  captures_ = false;
+  tell_(format("warning: [train] cuda_graphs: steps stay eager: {}", why));
 }
 
 void StepGraphs::tell_if_often() {

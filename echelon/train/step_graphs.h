@@ -41,8 +41,9 @@ class StreamForGraphs {
 };
 
 /// Both halves of a step, captured or not. Between them the caller sums over
-/// the ranks. Every rank makes the same calls; ranks may differ in whether they
-/// capture. Not thread-safe.
+/// the ranks. Every rank makes the same calls with batches of equal shapes in
+/// the same steps, so that all capture or none: a replay begins with the
+/// all-gathers of the update before it. Not thread-safe.
 ///
 ///   const Score score = graphs.forward_backward(batch, counts, false);
 ///   …
@@ -55,7 +56,7 @@ class StepGraphs {
 
   /// Keeps references to its arguments. `tell` is called with warnings.
   StepGraphs(
-      const Job& job, const World& world, TrainingState& state,
+      const Job& job, World& world, TrainingState& state,
       timeline::Recorder& recorder,
       std::function<void(const std::string& line)> tell);
   ~StepGraphs();
@@ -88,9 +89,11 @@ class StepGraphs {
   void while_capturing(const std::function<void()>& body);
   void give(const Batch& batch);
   void come_back();
-  bool make_room();
+  bool make_room(bool known);
+  void stay_eager(const std::string& why);
   void tell_if_often();
 
+  World& world_;
   const torch::Device device_;
   TrainingState& state_;
   timeline::Recorder& recorder_;
@@ -102,7 +105,8 @@ class StepGraphs {
   bool between_halves_ = false;    // of such a step
   bool update_is_open_ = false;    // end_update() is left to the next step
   bool has_left_ = true;           // since the last replay
-  bool gave_memory_back_ = false;  // that eager steps had cached, for a graph
+  int64_t graph_bytes_ = 0;        // about what a graph needs
+  bool gave_memory_back_ = false;  // on some rank: of eager steps, for a graph
   std::vector<int64_t> captured_key_;
   std::vector<int64_t> key_;  // of the last step, if it was eager
   int64_t in_a_row_ = 0;      // eager steps with key_

@@ -497,11 +497,11 @@ TEST_F(JobTest, StepsAreCapturedWhereTheHostTakesNoPart) {
        "several documents"},
       {[](Job& job) { job.train.rebalance_every = 20; }, "rebalance_every"},
       {[](Job& job) {
-         job.layout.pp = 2;
+         job.layout.dp_replicate = 2;
          job.data.name = DataKind::images;
          job.data.bad_image = BadImage::skip;
        },
-       "which images they skipped"},
+       "ranks skip broken images"},
       {[](Job& job) { job.comm.check_collectives = true; },
        "compares each call"}};
   for (const auto& [change, why] : cases) {

@@ -7,6 +7,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <cctype>
+#include <chrono>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -361,7 +362,10 @@ TEST_P(TrainingInGraphs, EqualsEagerSteps) {
 // ---------------------------------------------------------------- what changes
 
 CommOptions on_test_device() {
-  return {.device = DeviceKind::test, .backend = BackendKind::nccl};
+  return {
+      .device = DeviceKind::test,
+      .backend = BackendKind::nccl,
+      .timeout = std::chrono::seconds(60)};
 }
 
 /// Trains by hand: a step of each of `batches`, with the replays of each.
@@ -522,56 +526,102 @@ TEST(StepGraphsTest, LayersMayBeLookedAtBetweenTheHalvesOfAStep) {
   }
 }
 
+/// Takes what memory of a device is free, but for `bytes`. It is another
+/// stream's, so that no cached memory is taken.
+class TakenMemory {
+ public:
+  TakenMemory(int index, int64_t bytes) {
+    const c10::StreamGuard other(new_stream(index));
+    const auto free =
+        static_cast<int64_t>(allocator_->getMemoryInfo(index).first);
+    taken_ = torch::empty(
+        {free - bytes}, at::device(device(index)).dtype(torch::kByte));
+  }
+  ~TakenMemory() {
+    taken_.reset();
+    allocator_->emptyCache();
+  }
+  TakenMemory(const TakenMemory&) = delete;
+  TakenMemory& operator=(const TakenMemory&) = delete;
+
+ private:
+  c10::DeviceAllocator* const allocator_ =
+      at::getDeviceAllocator(torch::kPrivateUse1);
+  Tensor taken_;
+};
+
 // Where there is no room for both, the graph is dropped before an eager step,
 // but not between the halves of a step that is one.
 TEST(StepGraphsTest, AGraphIsGivenUpWhereMemoryIsShort) {
   on_one_rank([](World& world) {
     Job job = small_mlp();
     job.model.hidden = {1024, 1024};  // gradients of 9 MiB
+    auto* const allocator = at::getDeviceAllocator(torch::kPrivateUse1);
     Steps steps(job, world);
     const Batch batch = steps.batch(8);
     for (int i = 0; i < 3; ++i) steps.step(batch);
-    auto* const allocator = at::getDeviceAllocator(torch::kPrivateUse1);
     const auto reserved = [&] {
       return allocator->getDeviceStats(0).reserved_bytes[0].current;
     };
     const int64_t eager = reserved();
     const int64_t cached =
         eager - allocator->getDeviceStats(0).allocated_bytes[0].current;
-    const auto free = static_cast<int64_t>(allocator->getMemoryInfo(0).first);
-    const Tensor rest = torch::empty(
-        {free - cached * 3 / 4}, at::device(device()).dtype(torch::kByte));
+    const TakenMemory rest(0, cached * 3 / 4);
+    const int64_t taken = reserved() - eager;
     EXPECT_EQ(steps.step(batch), 2);
     const auto leave = [&] { steps.graphs().leave(); };
     EXPECT_EQ(steps.step(batch, false, 0, leave), 2);
     EXPECT_EQ(steps.step(batch, /*eager=*/true), 0);
-    EXPECT_LE(reserved() - rest.numel(), eager + cached / 4);
+    EXPECT_LE(reserved() - taken, eager + cached / 4);
     EXPECT_EQ(steps.step(batch), 2);
   });
 }
 
+// All ranks stay eager where one of them has no room: a replay begins with
+// all-gathers that eager ranks have behind them.
 TEST(StepGraphsTest, StepsStayEagerWhereNoGraphHasRoom) {
-  on_one_rank([](World& world) {
-    Job job = small_mlp();
-    job.model.hidden = {1024, 1024};
-    Steps steps(job, world);
-    const Batch batch = steps.batch(8);
-    for (int i = 0; i < 3; ++i) steps.step(batch);
-    auto* const allocator = at::getDeviceAllocator(torch::kPrivateUse1);
-    // All that is free; the cache is the training stream's.
-    std::vector<Tensor> rest;
-    {
-      constexpr int64_t kPiece = int64_t{2} << 20;
-      const c10::StreamGuard other(new_stream());
-      while (allocator->getMemoryInfo(0).first >= kPiece) {
-        rest.push_back(
-            torch::empty({kPiece}, at::device(device()).dtype(torch::kByte)));
-      }
-    }
-    for (int i = 0; i < 3; ++i) EXPECT_EQ(steps.step(batch), 0);
-    ASSERT_EQ(steps.told().size(), 1u);
-    EXPECT_THAT(steps.told()[0], HasSubstr("steps stay eager"));
-  });
+  Job job = small_mlp();
+  job.model.hidden = {1024, 1024};
+  job.layout.dp_shard = 2;
+  job.shard.stage = 1;
+  run_ranks(
+      2,
+      [&](World& world) {
+        at::set_num_threads(1);
+        Steps steps(job, world);
+        const Batch batch = steps.batch(4);
+        for (int i = 0; i < 3; ++i) steps.step(batch);
+        std::optional<TakenMemory> rest;
+        if (world.rank() == 1) rest.emplace(1, 0);
+        for (int i = 0; i < 3; ++i) EXPECT_EQ(steps.step(batch), 0);
+        ASSERT_EQ(steps.told().size(), 1u);
+        EXPECT_THAT(steps.told()[0], HasSubstr("the fullest GPU lacks"));
+        drain(world.rank());
+        world.group().barrier();
+      },
+      on_test_device());
+  for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
+}
+
+// Ranks that leave out samples do not have equal batches.
+TEST(StepGraphsTest, StepsStayEagerWhereSamplesAreSkipped) {
+  run_ranks(
+      2,
+      [](World& world) {
+        at::set_num_threads(1);
+        Job job = job_of(kSimpleCnn, "");
+        job.layout.dp_replicate = 2;
+        Steps steps(job, world);
+        Batch batch = steps.batch(4);
+        batch.may_skip = true;
+        for (int i = 0; i < 4; ++i) EXPECT_EQ(steps.step(batch), 0);
+        ASSERT_EQ(steps.told().size(), 1u);
+        EXPECT_THAT(steps.told()[0], HasSubstr("leave out samples"));
+        drain(world.rank());
+        world.group().barrier();
+      },
+      on_test_device());
+  for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
 }
 
 struct Scale : torch::nn::Module {

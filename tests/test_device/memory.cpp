@@ -57,9 +57,15 @@ struct Region {
   }
 };
 
+// Addresses of a device. They are more than its memory, which consists of
+// pages: what is free need not be in one piece.
+size_t addresses_of_device() {
+  return 8 * static_cast<size_t>(options().memory_bytes);
+}
+
 Region& device_region() {
-  static auto* const region = new Region(
-      static_cast<size_t>(options().memory_bytes) * kMaxDevices, PROT_NONE);
+  static auto* const region =
+      new Region(addresses_of_device() * kMaxDevices, PROT_NONE);
   return *region;
 }
 
@@ -94,7 +100,9 @@ class Cache {
   explicit Cache(int device)
       : device_(device),
         limit_(static_cast<size_t>(options().memory_bytes)),
-        begin_(device_region().base + static_cast<size_t>(device) * limit_) {}
+        begin_(
+            device_region().base +
+            static_cast<size_t>(device) * addresses_of_device()) {}
 
   Block* allocate(size_t wanted, const Arena& arena) {
     const size_t bytes = (wanted + kGranule - 1) / kGranule * kGranule;
@@ -151,7 +159,9 @@ class Cache {
     if (stream != block->arena.stream) block->other_streams.insert(stream);
   }
 
+  // cudaFree waits for the device.
   void emptied() {
+    device_of(device_).synchronize("cached blocks are freed");
     std::unique_lock lock(mutex_);
     free_waiting(lock);
     flush();
@@ -166,9 +176,7 @@ class Cache {
   }
   size_t reserved() {
     const std::lock_guard lock(mutex_);
-    size_t bytes = 0;
-    for (const auto& [_, block] : blocks_) bytes += block.bytes;
-    return bytes;
+    return reserved_;
   }
   std::pair<int, uint64_t> allocation_of(uintptr_t address) {
     const std::lock_guard lock(mutex_);
@@ -199,6 +207,7 @@ class Cache {
   // Takes a segment of the device's memory for `arena`.
   bool grow(size_t bytes, const Arena& arena) {
     const size_t size = (bytes + kSegment - 1) / kSegment * kSegment;
+    if (reserved_ + size > limit_) return false;
     auto hole = std::ranges::find_if(
         holes_, [&](const auto& one) { return one.second >= size; });
     uintptr_t address = 0;
@@ -208,10 +217,11 @@ class Cache {
       holes_.erase(hole);
       if (rest > 0) holes_[address + size] = rest;
     } else {
-      if (used_ + size > limit_) return false;
+      if (used_ + size > addresses_of_device()) return false;
       address = begin_ + used_;
       used_ += size;
     }
+    reserved_ += size;
     blocks_[address] = {
         .device = device_,
         .arena = arena,
@@ -298,6 +308,7 @@ class Cache {
       if (whole) {
         free_[at->second.arena].erase({at->second.bytes, at->first});
         holes_[at->first] = at->second.bytes;
+        reserved_ -= at->second.bytes;
         at = blocks_.erase(at);
       } else {
         ++at;
@@ -318,8 +329,9 @@ class Cache {
   const size_t limit_;
   const uintptr_t begin_;
   std::mutex mutex_;
-  size_t used_ = 0;    // of the device's memory, by segments
-  size_t in_use_ = 0;  // by blocks that are allocated
+  size_t used_ = 0;      // of the addresses, by segments and holes
+  size_t reserved_ = 0;  // of the memory, by segments
+  size_t in_use_ = 0;    // by blocks that are allocated
   std::map<uintptr_t, Block> blocks_;
   uint64_t serial_ = 0;  // of the last allocation
   std::set<int> live_pools_;
@@ -503,8 +515,7 @@ int device_of_address(const void* address) {
   const auto at = reinterpret_cast<uintptr_t>(address);
   const Region& region = device_region();
   if (!region.has(at)) return -1;
-  return static_cast<int>(
-      (at - region.base) / static_cast<size_t>(options().memory_bytes));
+  return static_cast<int>((at - region.base) / addresses_of_device());
 }
 
 bool is_pinned(const void* address) {
