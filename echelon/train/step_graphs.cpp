@@ -70,6 +70,14 @@ bool captures_here(const Job& job, torch::Device device) {
   return captures_steps(job) && why_not_here(device).empty();
 }
 
+// A rank may have been started with other environment variables.
+bool all_capture(const Job& job, World& world) {
+  if (world.device().is_cpu()) return false;
+  const bool here = captures_here(job, world.device());
+  const auto ranks = world.exchange(here ? "captures" : "");
+  return std::ranges::find(ranks, "") == ranks.end();
+}
+
 }  // namespace
 
 StreamForGraphs::StreamForGraphs(const Job& job, const World& world)
@@ -127,7 +135,7 @@ StepGraphs::StepGraphs(
       recorder_(recorder),
       tell_(std::move(tell)),
       choice_(job.train.cuda_graphs),
-      captures_(captures_here(job, device_)) {}
+      captures_(all_capture(job, world)) {}
 
 StepGraphs::~StepGraphs() = default;
 

@@ -54,7 +54,8 @@ class StepGraphs {
   /// capture.
   static constexpr int64_t kFirst = 3;
 
-  /// Keeps references to its arguments. `tell` is called with warnings.
+  /// Every rank calls this. Keeps references to its arguments. `tell` is called
+  /// with warnings.
   StepGraphs(
       const Job& job, World& world, TrainingState& state,
       timeline::Recorder& recorder,

@@ -371,8 +371,8 @@ CommOptions on_test_device() {
 /// Trains by hand: a step of each of `batches`, with the replays of each.
 class Steps {
  public:
-  Steps(Job job, World& world)
-      : job_(with_graphs(std::move(job))),
+  Steps(Job job, World& world, CudaGraphs graphs = CudaGraphs::on)
+      : job_(with_graphs(std::move(job), graphs)),
         stream_(job_, world),
         run_(job_, world),
         recorder_(world.rank(), 0, 0),
@@ -412,8 +412,8 @@ class Steps {
   const std::vector<std::string>& told() const { return told_; }
 
  private:
-  static Job with_graphs(Job job) {
-    job.train.cuda_graphs = CudaGraphs::on;
+  static Job with_graphs(Job job, CudaGraphs graphs) {
+    job.train.cuda_graphs = graphs;
     job.train.batch = 8;
     return job;
   }
@@ -596,6 +596,25 @@ TEST(StepGraphsTest, StepsStayEagerWhereNoGraphHasRoom) {
         for (int i = 0; i < 3; ++i) EXPECT_EQ(steps.step(batch), 0);
         ASSERT_EQ(steps.told().size(), 1u);
         EXPECT_THAT(steps.told()[0], HasSubstr("the fullest GPU lacks"));
+        drain(world.rank());
+        world.group().barrier();
+      },
+      on_test_device());
+  for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
+}
+
+TEST(StepGraphsTest, StepsStayEagerWhereARankCapturesNothing) {
+  run_ranks(
+      2,
+      [](World& world) {
+        at::set_num_threads(1);
+        Job job = job_of(kSimpleCnn, "");
+        job.layout.dp_shard = 2;
+        job.shard.stage = 1;
+        const bool captures = world.rank() == 0;
+        Steps steps(job, world, captures ? CudaGraphs::on : CudaGraphs::off);
+        const Batch batch = steps.batch(4);
+        for (int i = 0; i < 4; ++i) EXPECT_EQ(steps.step(batch), 0);
         drain(world.rank());
         world.group().barrier();
       },
