@@ -512,6 +512,8 @@ class PlantedFaults : public testing::TestWithParam<Fault> {
     for (const int index : {0, 1}) guard().synchronizeDevice(index);
     take_reports();
   }
+  // What has the memory next is not unordered with the fault.
+  void TearDown() override { guard().synchronizeDevice(0); }
 };
 
 TEST_P(PlantedFaults, AreFoundAndNamed) {
