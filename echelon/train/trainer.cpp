@@ -450,11 +450,10 @@ TrainResult Loop::run() {
   if (stop_ && !preempted_ && !evaluated()) evaluate();
   world_.history().on_end(nullptr);
   world_.history().mark_with(nullptr);
-  write_outcome();
-  if (is_rank_zero()) log_.flush_or_throw();
-  if (!save_error_.empty()) {
-    throw CheckpointError(save_error_ + what_is_kept(folder_));
-  }
+  write_last_files(folder_, save_error_, [&] {
+    write_outcome();
+    if (is_rank_zero()) log_.flush_or_throw();
+  });
   TrainResult result{
       .steps = step_, .interrupted = stop_, .preempted = preempted_};
   const auto& evaluations = log_.evaluations();
@@ -1073,15 +1072,13 @@ bool Loop::has_report() const {
 void Loop::write_outcome() {
   if (is_rank_zero()) log_.finish();
   if (is_rank_zero() && saver_ && saved_step_ == step_) {
-    keeping(folder_, [&] {
-      std::vector<std::string> names;
-      for (const auto& info : source_.parameters) {
-        if (!source_.unsaved.contains(info.name)) names.push_back(info.name);
-      }
-      CheckpointReader reader(saver_->last().string());
-      write_weights(
-          reader, (folder_ / "checkpoints/last.safetensors").string(), names);
-    });
+    std::vector<std::string> names;
+    for (const auto& info : source_.parameters) {
+      if (!source_.unsaved.contains(info.name)) names.push_back(info.name);
+    }
+    CheckpointReader reader(saver_->last().string());
+    write_weights(
+        reader, (folder_ / "checkpoints/last.safetensors").string(), names);
   }
   if (was_done_ && has_report()) return;
   RunSummary summary{
@@ -1103,10 +1100,7 @@ void Loop::write_outcome() {
     summary.checkpoints = saver_->count();
     summary.checkpoint_seconds = saver_->stopped_seconds();
   }
-  keeping(folder_, [&] {
-    write_run_report(
-        job_, source_, world_, folder_, recorder_->take(), summary);
-  });
+  write_run_report(job_, source_, world_, folder_, recorder_->take(), summary);
 }
 
 }  // namespace

@@ -423,11 +423,13 @@ class FullDisk : public testing::Test {
            words;
   }
   /// Trains there until it ends; returns the last line on the terminal.
-  std::string
-  fail(const std::string& size, int64_t steps, int exit_code, Words more = {}) {
+  std::string fail(
+      const std::string& size, int64_t steps, int exit_code, Words more = {},
+      int ranks = 2) {
     Command job(on_disk(
         size, train_digits(disk_ + "/run", steps) +
-                  Words{"-n", "2", "--max-restarts", "0"} + more));
+                  Words{"-n", std::to_string(ranks), "--max-restarts", "0"} +
+                  more));
     EXPECT_EQ(job.wait(), exit_code) << job.err();
     EXPECT_TRUE(job.living().empty());
     const auto lines = job.err_lines();
@@ -453,6 +455,16 @@ TEST_F(FullDisk, WithoutRoomForTheMetricsTrainsToTheEnd) {
       timeline::read_metrics(fs::path(kept_) / "metrics.jsonl");
   EXPECT_FALSE(metrics.truncated);
   EXPECT_GT(metrics.steps.size(), 10u);
+}
+
+TEST_F(FullDisk, TellsOfTheCheckpointAndOfTheReport) {
+  // A rank other than 0 knows only of the checkpoint.
+  const auto last = fail("40k", 20, 3, {}, 1);
+  EXPECT_THAT(
+      last, HasAll(
+                "the checkpoint of step 20 failed: ",
+                "; cannot write " + disk_ + "/run/timeline.json: ",
+                "kept in " + disk_ + "/run: metrics.jsonl"));
 }
 
 TEST_F(FullDisk, WithoutRoomForTheWeightsKeepsTheMetrics) {

@@ -460,6 +460,8 @@ void install_save_signal() {
   sigaction(SIGUSR1, &action, nullptr);
 }
 
+namespace {
+
 std::string what_is_kept(const std::filesystem::path& folder) {
   std::vector<std::string> kept;
   for (const char* name :
@@ -472,6 +474,35 @@ std::string what_is_kept(const std::filesystem::path& folder) {
   }
   if (kept.empty()) return "";
   return format("; kept in {}: {}", folder.string(), join(kept, ", "));
+}
+
+}  // namespace
+
+void write_last_files(
+    const std::filesystem::path& folder, const std::string& save_error,
+    const std::function<void()>& write) {
+  std::vector<std::string> failed;
+  bool of_checkpoint = !save_error.empty();
+  if (of_checkpoint) failed.push_back(save_error);
+  try {
+    write();
+  } catch (const CommError&) {
+    throw;
+  } catch (const DeviceError&) {
+    throw;
+  } catch (const CheckpointError& error) {
+    failed.push_back(error.what());
+    of_checkpoint = true;
+  } catch (const Error& error) {
+    failed.push_back(error.what());
+  } catch (const std::filesystem::filesystem_error& error) {
+    failed.push_back(format(
+        "cannot make {}: {}", error.path1().string(), error.code().message()));
+  }
+  if (failed.empty()) return;
+  const std::string message = join(failed, "; ") + what_is_kept(folder);
+  if (of_checkpoint) throw CheckpointError(message);
+  throw Error(message);
 }
 
 }  // namespace echelon

@@ -177,29 +177,13 @@ class Saver {
 CheckpointManifest describe_state(
     CheckpointManifest now, const Job& job, const TrainingState& state);
 
-/// "; kept in runs/first: metrics.jsonl": what a run whose writing failed has
-/// written until then.
-std::string what_is_kept(const std::filesystem::path& folder);
-
-/// Runs `write`, whose errors then also say what the folder has all the same.
-template <class Write>
-void keeping(const std::filesystem::path& folder, const Write& write) {
-  try {
-    write();
-  } catch (const CommError&) {
-    throw;
-  } catch (const DeviceError&) {
-    throw;
-  } catch (const CheckpointError& error) {
-    throw CheckpointError(error.what() + what_is_kept(folder));
-  } catch (const Error& error) {
-    throw Error(error.what() + what_is_kept(folder));
-  } catch (const std::filesystem::filesystem_error& error) {
-    throw Error(format(
-        "cannot make {}: {}{}", error.path1().string(), error.code().message(),
-        what_is_kept(folder)));
-  }
-}
+/// Runs `write`, which writes the last files of a run. Throws its error and
+/// before it `save_error`, why the last checkpoint failed, if it did: as a
+/// CheckpointError then. The message ends with what `folder` has all the same:
+/// "; kept in runs/first: metrics.jsonl".
+void write_last_files(
+    const std::filesystem::path& folder, const std::string& save_error,
+    const std::function<void()>& write);
 
 /// SIGUSR1 asks for a checkpoint after the current step.
 void install_save_signal();
