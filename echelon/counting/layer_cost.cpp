@@ -23,6 +23,7 @@
 #include "echelon/layers/computing_device.h"
 #include "echelon/layers/graph_node.h"
 #include "echelon/layers/low_precision.h"
+#include "echelon/layers/parameter_owner.h"
 #include "echelon/text/format.h"
 
 namespace echelon::counting {
@@ -82,6 +83,38 @@ struct Lifetime {
   size_t born = 0;
   size_t died = std::numeric_limits<size_t>::max();
   bool kept = false;  // CountOptions::keep
+};
+
+// The memory of flat parameters: backward writes gradients of matrices into a
+// flat gradient too.
+class FlatMemory : public ParameterOwner {
+ public:
+  FlatMemory(torch::Tensor parameters, torch::Tensor gradients)
+      : parameters_(std::move(parameters)), gradients_(std::move(gradients)) {}
+  ~FlatMemory() override { remove_parameter_owner(key_of(parameters_)); }
+
+  torch::Tensor gradient_of(const torch::Tensor& weight) override {
+    const bool fits = weight.is_contiguous() &&
+                      weight.scalar_type() == gradients_.scalar_type();
+    if (!fits || !given_.insert(weight.storage_offset()).second) return {};
+    return gradients_.narrow(0, weight.storage_offset(), weight.numel())
+        .view(weight.sizes());
+  }
+  torch::Tensor with_zero_rows(const torch::Tensor& matrix) override {
+    const auto padded = padded_.find(matrix.storage_offset());
+    if (padded == padded_.end()) return {};
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return parameters_.narrow(0, padded->first, padded->second)
+        .view({-1, matrix.size(1)});
+  }
+  /// The matrix at `offset` has so many elements with the zeros behind it.
+  void pad(int64_t offset, int64_t elements) { padded_[offset] = elements; }
+
+ private:
+  torch::Tensor parameters_;
+  torch::Tensor gradients_;
+  std::unordered_map<int64_t, int64_t> padded_;
+  std::unordered_set<int64_t> given_;  // offsets
 };
 
 class Counter : public detail::OperatorObserver {
@@ -347,28 +380,43 @@ class LayerCount {
   void make_flat() {
     const detail::MetaMode mode;
     std::vector<torch::Tensor> all;
+    std::vector<std::string> names;
     for (const bool matrices : {true, false}) {
-      for (const auto& parameter : built_.module->parameters()) {
+      for (const auto& item : built_.module->named_parameters()) {
+        const auto& parameter = item.value();
         const bool goes =
             parameter.is_meta() && (parameter.dim() >= 2) == matrices &&
             (all.empty() || parameter.scalar_type() == all[0].scalar_type());
-        if (goes) all.push_back(parameter);
+        if (!goes) continue;
+        all.push_back(parameter);
+        names.push_back(layer_.name + "." + item.key());
       }
     }
     constexpr int64_t kAlignment = 16;
-    const auto room = [](const torch::Tensor& one) {
-      return (one.numel() + kAlignment - 1) / kAlignment * kAlignment;
+    const auto up = [](int64_t number, int64_t unit) {
+      return (number + unit - 1) / unit * unit;
     };
     int64_t size = 0;
-    for (const auto& one : all) size += room(one);
+    std::vector<int64_t> begins, rooms;
+    for (size_t i = 0; i < all.size(); ++i) {
+      const auto& one = all[i];
+      const bool padded = one.dim() == 2 && options_.padded.contains(names[i]);
+      begins.push_back(size);
+      rooms.push_back(
+          padded ? up(one.size(0), kPaddedRows) * one.size(1) : one.numel());
+      size = up(size + rooms.back(), kAlignment);
+    }
     if (size == 0) return;
     const auto flat = at::empty(size, meta(all[0].scalar_type()));
-    known_.insert(key_of(flat));
-    int64_t begin = 0;
-    for (auto& one : all) {
+    const auto gradient = at::empty_like(flat);
+    known_.insert({key_of(flat), key_of(gradient)});
+    flat_ = std::make_shared<FlatMemory>(flat, gradient);
+    set_parameter_owner(key_of(flat), flat_);
+    for (size_t i = 0; i < all.size(); ++i) {
+      auto& one = all[i];
       known_.erase(key_of(one));  // its memory is free for others
-      one.set_data(flat.narrow(0, begin, one.numel()).view(one.sizes()));
-      begin += room(one);
+      one.set_data(flat.narrow(0, begins[i], one.numel()).view(one.sizes()));
+      if (rooms[i] > one.numel()) flat_->pad(begins[i], rooms[i]);
     }
   }
 
@@ -534,6 +582,7 @@ class LayerCount {
   std::string from_;
   BuiltLayer built_;
   RealParameters real_;
+  std::shared_ptr<FlatMemory> flat_;
   LayerCost cost_;
   const CountOptions& options_;
   Counter counter_;

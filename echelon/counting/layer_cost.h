@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -95,6 +96,8 @@ struct CountOptions {
   /// Parameters lie one after the other, as in the flat buffers of
   /// parallel/shard, so that layers find the matrices that they can join.
   bool flat = false;
+  /// The matrices that have rows of zeros behind them there, by full name.
+  std::set<std::string> padded = {};
   /// Called when a layer has run forwards, and when it has run backwards.
   std::function<void(const std::string& layer, bool backward)> ran = nullptr;
   /// Of count_operators: called before the operators of a pass and after each,

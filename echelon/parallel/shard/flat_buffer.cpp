@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/layers/parameter_owner.h"
 #include "echelon/profiling/memory_meter.h"
 #include "echelon/text/format.h"
 
@@ -38,6 +39,12 @@ bool decays(const Tensor& parameter) {
 
 int64_t bytes_of(int64_t numel, torch::Dtype dtype) {
   return numel * static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+bool are_same_values(const Tensor& a, const Tensor& b) {
+  return a.is_alias_of(b) && a.storage_offset() == b.storage_offset() &&
+         a.sizes() == b.sizes() && a.strides() == b.strides() &&
+         a.scalar_type() == b.scalar_type();
 }
 
 // A leaf of autograd, for the optimizer.
@@ -100,7 +107,12 @@ void FlatBuffer::lay_out(const Named& parameters) {
           {.name = name,
            .tensor = tensor,
            .shape = tensor.sizes().vec(),
-           .numel = tensor.numel()});
+           .numel = tensor.numel(),
+           .room = tensor.numel()});
+      if (tensor.dim() == 2 && context_.options.padded.contains(name)) {
+        parameters_.back().room =
+            round_up(tensor.size(0), kPaddedRows) * tensor.size(1);
+      }
     }
   }
   int64_t end = 0;
@@ -109,6 +121,10 @@ void FlatBuffer::lay_out(const Named& parameters) {
     if (parameter.begin > end) gaps_.push_back({end, parameter.begin});
     end = parameter.begin + parameter.numel;
     if (decays(parameter.tensor)) decay_end_ = end;
+    if (parameter.room == parameter.numel) continue;
+    const int64_t zeros = end;
+    end = parameter.begin + parameter.room;
+    gaps_.push_back({zeros, end});
   }
   const int64_t size = context_.shard.size();
   shard_numel_ =
@@ -264,11 +280,70 @@ bool FlatBuffer::shares_gradient_memory() const {
 void FlatBuffer::add_gradient(size_t index, const Tensor& gradient) {
   unsharded_gradient_.attach(context_.pool, timeline::MemoryKind::gradients);
   auto& parameter = parameters_[index];
+  parameter.given = false;
   if (parameter.has_gradient) {
     parameter.gradient.add_(gradient);
-  } else {
+    return;
+  }
+  // A hook may have made another one of the gradient that was written there.
+  if (!are_same_values(gradient, parameter.gradient)) {
     parameter.gradient.copy_(gradient);
-    parameter.has_gradient = true;
+  }
+  parameter.has_gradient = true;
+}
+
+std::vector<FlatBuffer::Parameter*>
+FlatBuffer::parameters_in(int64_t begin, int64_t end) {
+  std::vector<Parameter*> found;
+  auto next =
+      std::ranges::lower_bound(parameters_, begin, {}, &Parameter::begin);
+  for (; next != parameters_.end() && next->begin < end; ++next) {
+    if (next->begin != begin) return {};
+    begin += begin + next->numel < end && begin + next->room >= end
+                 ? next->room
+                 : next->numel;
+    found.push_back(&*next);
+  }
+  if (begin != end) found.clear();
+  return found;
+}
+
+Tensor FlatBuffer::gradient_memory(const Tensor& weight) {
+  if (!trainable_ || !weight.is_contiguous() ||
+      weight.scalar_type() != own_gradient_.scalar_type()) {
+    return {};
+  }
+  const int64_t begin = weight.storage_offset();
+  const auto parameters = parameters_in(begin, begin + weight.numel());
+  const bool free = !parameters.empty() &&
+                    std::ranges::all_of(parameters, [](const auto* one) {
+                      return !one->has_gradient && !one->given && !one->shared;
+                    });
+  if (!free) return {};
+  unsharded_gradient_.attach(context_.pool, timeline::MemoryKind::gradients);
+  for (auto* one : parameters) one->given = true;
+  return unsharded_gradient_.tensor()
+      .narrow(0, begin, weight.numel())
+      .view(weight.sizes());
+}
+
+Tensor FlatBuffer::with_zero_rows(const Tensor& matrix) const {
+  const int64_t begin = matrix.storage_offset();
+  const auto found =
+      std::ranges::lower_bound(parameters_, begin, {}, &Parameter::begin);
+  const bool is_padded = found != parameters_.end() && found->begin == begin &&
+                         found->room > found->numel &&
+                         matrix.sizes() == found->shape;
+  if (!is_padded) return {};
+  return unsharded_.tensor()
+      .narrow(0, begin, found->room)
+      .view({-1, matrix.size(1)});
+}
+
+void FlatBuffer::share(const Tensor& parameter) {
+  const int64_t begin = parameter.storage_offset();
+  for (auto* one : parameters_in(begin, begin + parameter.numel())) {
+    one->shared = true;
   }
 }
 
@@ -365,7 +440,14 @@ void FlatBuffer::end_reduce() {
   if (partial_.attached()) partial_.detach(context_.pool);
   if (shares_gradient_memory()) return;
   unsharded_gradient_.detach(context_.pool);
-  for (auto& parameter : parameters_) parameter.has_gradient = false;
+  forget_gradients();
+}
+
+void FlatBuffer::forget_gradients() {
+  for (auto& parameter : parameters_) {
+    parameter.has_gradient = false;
+    parameter.given = false;
+  }
 }
 
 // Adds the mean of one reduction to this step's gradient.
@@ -422,7 +504,7 @@ void FlatBuffer::clear_gradients() {
   }
   if (shares_gradient_memory()) gradient_.reset();
   unsharded_gradient_.detach(context_.pool);
-  for (auto& parameter : parameters_) parameter.has_gradient = false;
+  forget_gradients();
 }
 
 // ---------------------------------------------------------- shards of this

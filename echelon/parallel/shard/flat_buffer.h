@@ -9,7 +9,9 @@
 //                                 the dtype of the master copy
 //
 // Parameters with weight decay come first. Each parameter begins at a multiple
-// of kAlignment elements; the gaps between them stay zero.
+// of kAlignment elements; the gaps between them stay zero. A matrix of
+// options.padded has a gap behind it that makes its rows a multiple of
+// kPaddedRows.
 #pragma once
 
 #include <torch/types.h>
@@ -105,7 +107,15 @@ class FlatBuffer {
 
   // Gradients ----------------------------------------------------------------
 
+  /// `gradient`: may be the memory that gradient_memory() gave, which then has
+  /// the values. Another one is copied, or added to the one that is there.
   void add_gradient(size_t index, const torch::Tensor& gradient);
+  /// As ParameterOwner::gradient_of, for weights in this buffer.
+  torch::Tensor gradient_memory(const torch::Tensor& weight);
+  /// As ParameterOwner::with_zero_rows.
+  torch::Tensor with_zero_rows(const torch::Tensor& matrix) const;
+  /// Several layers use the parameter: gradient_memory() has none for it.
+  void share(const torch::Tensor& parameter);
   /// True: sets each parameter's .grad to its view of the unsharded gradient,
   /// zeros where none arrived. False: clears .grad again.
   void expose_gradients(bool expose);
@@ -128,13 +138,19 @@ class FlatBuffer {
     std::vector<int64_t> shape;
     int64_t begin = 0;
     int64_t numel = 0;
+    int64_t room = 0;  // numel and the zeros that are rows of the matrix
+    bool shared = false;
     torch::Tensor gradient;     // a view of the unsharded gradient
     bool has_gradient = false;  // the view holds this round's gradient
+    bool given = false;         // by gradient_memory(), in this round
   };
   enum class UnshardState { none, running, done };
   enum class ReduceState { none, scatter, replicate, copy };
 
   void lay_out(const Named& parameters);
+  // The parameters in the elements [begin, end) of the buffer, if these are
+  // theirs as a whole.
+  std::vector<Parameter*> parameters_in(int64_t begin, int64_t end);
   void fill(const torch::Tensor& flat, bool equal);
   void make_master(const torch::Tensor& flat);
   torch::Tensor empty_on_host(torch::ScalarType dtype) const;
@@ -148,6 +164,7 @@ class FlatBuffer {
   void store(const torch::Tensor& reduced);
   void store_on_host(const torch::Tensor& reduced, bool first);
   void end_reduce();
+  void forget_gradients();
   void finish_host_copy();
 
   ShardContext& context_;

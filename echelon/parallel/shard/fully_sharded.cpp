@@ -1,10 +1,10 @@
 // An operator finds its parameters unsharded in this way. Their storage belongs
-// to a flat buffer, which a table of storages names. A dispatch key that has no
-// meaning of its own and precedes all others gets a fallback kernel, which
-// looks at the arguments of each operator and unshards the units that they
-// belong to. The fallback runs only in threads that include the key: where a
-// ForwardScope lives, and where backward recomputes such a forward, since
-// LibTorch then restores the thread's state.
+// to a flat buffer, whose owner parameter_owner_of() names. A dispatch key
+// that has no meaning of its own and precedes all others gets a fallback
+// kernel, which looks at the arguments of each operator and unshards the units
+// that they belong to. The fallback runs only in threads that include the key:
+// where a ForwardScope lives, and where backward recomputes such a forward,
+// since LibTorch then restores the thread's state.
 #include "echelon/parallel/shard/fully_sharded.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -18,10 +18,9 @@
 
 #include <algorithm>
 #include <map>
-#include <shared_mutex>
-#include <unordered_map>
 
 #include "echelon/error.h"
+#include "echelon/layers/parameter_owner.h"
 #include "echelon/parallel/shard/sharded_units_impl.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
@@ -34,42 +33,14 @@ using UnitsPtr = std::shared_ptr<ShardedUnits::Impl>;
 
 constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-// The owner of each storage. One table for all threads: autograd's threads may
-// recompute a forward.
-class StorageOwners {
- public:
-  static StorageOwners& instance() {
-    static auto* owners = new StorageOwners;
-    return *owners;
-  }
-  void add(const c10::StorageImpl* storage, const UnitsPtr& units) {
-    const std::unique_lock lock(mutex_);
-    owners_[storage] = units;
-  }
-  void remove(const c10::StorageImpl* storage) {
-    const std::unique_lock lock(mutex_);
-    owners_.erase(storage);
-  }
-  UnitsPtr find(const c10::StorageImpl* storage) const {
-    const std::shared_lock lock(mutex_);
-    const auto found = owners_.find(storage);
-    return found == owners_.end() ? nullptr : found->second.lock();
-  }
-
- private:
-  mutable std::shared_mutex mutex_;
-  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<ShardedUnits::Impl>>
-      owners_;
-};
-
 // The units whose parameters an operator reads, by owner.
 using Needed = std::vector<std::pair<UnitsPtr, std::vector<size_t>>>;
 
 void add_needed(const Tensor& tensor, Needed& needed) {
-  if (!tensor.defined() || !tensor.has_storage()) return;
-  const auto* storage = tensor.storage().unsafeGetStorageImpl();
-  const UnitsPtr owner = StorageOwners::instance().find(storage);
+  const auto owner =
+      std::dynamic_pointer_cast<ShardedUnits::Impl>(parameter_owner_of(tensor));
   if (!owner) return;
+  const auto* storage = tensor.storage().unsafeGetStorageImpl();
   auto found = std::find_if(needed.begin(), needed.end(), [&](const auto& one) {
     return one.first == owner;
   });
@@ -200,11 +171,6 @@ void check_nesting(const std::vector<std::string>& units) {
 struct FullyShardedModule::Impl : std::enable_shared_from_this<Impl> {
   explicit Impl(const FullyShardedOptions& options)
       : units(options.shard, options.replicate, options.sharding) {}
-  ~Impl() {
-    for (const auto& [storage, _] : units.impl()->unit_of) {
-      StorageOwners::instance().remove(storage);
-    }
-  }
 
   void add(torch::nn::Module& module, const FullyShardedOptions& options);
   void on_output();
@@ -274,9 +240,6 @@ void FullyShardedModule::Impl::add(
   // module gets its gradient last.
   add_unit("rest of the module", rest);
   for (size_t i = 0; i < rest; ++i) add_unit(names[i], i);
-  for (const auto& [storage, _] : units.impl()->unit_of) {
-    StorageOwners::instance().add(storage, units.impl());
-  }
   if (!options.broadcast_values) return;
   const torch::NoGradGuard no_grad;
   for (auto& item : module.named_buffers()) {

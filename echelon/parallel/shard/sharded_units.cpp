@@ -3,7 +3,9 @@
 // This file connects them to autograd: forward unshards a unit before it uses
 // it; a parameter that forward saves is unsharded again when backward unpacks
 // it; and a hook on each parameter moves its gradient to the flat buffer as
-// soon as autograd has accumulated it.
+// soon as autograd has accumulated it. A layer that asks for the memory of the
+// gradient (parameter_owner.h) writes it there itself, and the hook finds it
+// in place.
 #include "echelon/parallel/shard/sharded_units.h"
 
 #include <torch/autograd.h>
@@ -128,6 +130,41 @@ sharding::UnshardWhenUnpacked::pack(const Tensor& tensor) {
     if (const auto all = impl.lock()) all->use_in_backward(set);
     return tensor;
   };
+}
+
+ShardedUnits::Impl::~Impl() {
+  for (const auto& [storage, _] : unit_of) remove_parameter_owner(storage);
+}
+
+std::pair<Unit*, FlatBuffer*>
+ShardedUnits::Impl::find(const Tensor& tensor) const {
+  const auto* storage = tensor.storage().unsafeGetStorageImpl();
+  const auto found = unit_of.find(storage);
+  if (found == unit_of.end()) return {};
+  Unit* unit = units[found->second].get();
+  for (const auto& flat : unit->flats) {
+    if (flat->storage() == storage) return {unit, flat.get()};
+  }
+  return {};
+}
+
+Tensor ShardedUnits::Impl::gradient_of(const Tensor& weight) {
+  // autograd::grad returns its gradients, and adds them to no parameter.
+  const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
+  if (chosen == nullptr || !chosen->empty()) return {};
+  const torch::NoGradGuard no_grad;
+  std::lock_guard lock(mutex);
+  reducer->begin_default_round();
+  const auto [unit, flat] = find(weight);
+  if (flat == nullptr || unit->round.launched) return {};
+  return flat->gradient_memory(weight);
+}
+
+Tensor ShardedUnits::Impl::with_zero_rows(const Tensor& matrix) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  std::lock_guard lock(mutex);
+  const auto* flat = find(matrix).second;
+  return flat == nullptr ? Tensor() : flat->with_zero_rows(matrix);
 }
 
 void ShardedUnits::Impl::start(torch::Device device) {
@@ -298,6 +335,7 @@ size_t ShardedUnits::add(
     const auto& flat = *unit->flats.back();
     if (flat.trainable()) unit->num_trainable += flat.num_parameters();
     impl_->unit_of[flat.storage()] = index;
+    set_parameter_owner(flat.storage(), impl_);
     for (size_t i = 0; i < flat.num_parameters(); ++i) {
       locations[flat.parameter_name(i)] = {index, unit->flats.size() - 1, i};
     }
@@ -320,6 +358,11 @@ std::optional<size_t> ShardedUnits::unit_of(const Tensor& parameter) const {
       impl_->unit_of.find(parameter.storage().unsafeGetStorageImpl());
   if (found == impl_->unit_of.end()) return std::nullopt;
   return found->second;
+}
+
+void ShardedUnits::share(const Tensor& parameter) {
+  std::lock_guard lock(impl_->mutex);
+  if (auto* flat = impl_->find(parameter).second) flat->share(parameter);
 }
 
 ShardedUnits::Forward

@@ -22,8 +22,9 @@
 // Forward and backward see full parameters, which are views of an unsharded
 // buffer in the compute dtype. A unit is all-gathered before it is used, up to
 // options.prefetch units ahead, and resharded when other units are used (stage
-// 3). A gradient is copied into a flat gradient as soon as autograd has it;
-// when all gradients of a unit have arrived, the flat gradient is
+// 3). A gradient is written into a flat gradient by the layer, or copied there
+// as soon as autograd has it: clone it to keep it beyond a hook of your own.
+// When all gradients of a unit have arrived, the flat gradient is
 // reduce-scattered while backward continues. All ranks reduce the units in one
 // order, the last unit first, in whatever order they become ready.
 //
@@ -73,6 +74,10 @@ struct ShardedUnitsOptions {
   /// rank that holds one has the same range of it: parameters tied to another
   /// stage's.
   std::set<std::string> own_buffer;
+  /// Names of matrices that get rows of zeros behind them in the buffer, up to
+  /// a multiple of kPaddedRows (layers/parameter_owner.h): those with a row
+  /// for each id of a vocabulary. What is saved and updated stays the matrix.
+  std::set<std::string> padded;
   /// Parameters that ranks share out otherwise: experts, of which the ranks of
   /// the constructor's groups have different ones. They are sharded over
   /// `shard` and summed over `replicate`, by the same stage. Null: none.
@@ -143,6 +148,10 @@ class ShardedUnits {
   size_t size() const;
   /// The index of the unit that has `parameter`, if there is one.
   std::optional<size_t> unit_of(const torch::Tensor& parameter) const;
+  /// Call for a parameter that several layers use, before the first backward.
+  /// Their gradients are summed before they are stored. Without this call they
+  /// are too, but that takes memory for one of them more.
+  void share(const torch::Tensor& parameter);
 
   /// `forward`, with the units unsharded while it runs and when backward
   /// reaches it. Several forwards may use one unit (a tied parameter).

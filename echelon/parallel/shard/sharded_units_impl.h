@@ -10,12 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/layers/parameter_owner.h"
 #include "echelon/memory/saved_tensors.h"
 #include "echelon/parallel/shard/units.h"
 
 namespace echelon {
 
-struct ShardedUnits::Impl : std::enable_shared_from_this<Impl> {
+struct ShardedUnits::Impl : std::enable_shared_from_this<Impl>, ParameterOwner {
   /// Where a parameter is stored.
   struct Location {
     size_t unit = 0;
@@ -27,6 +28,13 @@ struct ShardedUnits::Impl : std::enable_shared_from_this<Impl> {
       : shard(std::move(shard)),
         replicate(std::move(replicate)),
         options(std::move(options)) {}
+  ~Impl() override;
+
+  torch::Tensor gradient_of(const torch::Tensor& weight) override;
+  torch::Tensor with_zero_rows(const torch::Tensor& matrix) override;
+  /// The flat buffer with the memory of `tensor`, and its unit; null if none.
+  std::pair<sharding::Unit*, sharding::FlatBuffer*>
+  find(const torch::Tensor& tensor) const;
 
   // Called when the first unit tells which device the parameters are on.
   void start(torch::Device device);

@@ -203,6 +203,10 @@ void UnitReducer::begin_round(
   for (const auto& unit : units_) unit->begin_round();
 }
 
+void UnitReducer::begin_default_round() {
+  if (!open_) begin_round({}, /*reduce=*/true, /*last=*/true);
+}
+
 void UnitReducer::end_round() {
   if (!open_) return;
   open_ = false;
@@ -216,7 +220,7 @@ bool UnitReducer::complete(size_t unit) const {
 
 void UnitReducer::add(
     size_t index, size_t flat, size_t parameter, const Tensor& gradient) {
-  if (!open_) begin_round({}, /*reduce=*/true, /*last=*/true);
+  begin_default_round();
   Unit& unit = *units_[index];
   FlatBuffer& buffer = *unit.flats[flat];
   if (unit.round.launched) {

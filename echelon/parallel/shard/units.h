@@ -132,6 +132,8 @@ class UnitReducer {
   /// Ends the previous round. `units`: whose gradients will arrive; empty: all.
   /// `reduce` false leaves the gradients unsharded.
   void begin_round(std::vector<size_t> units, bool reduce, bool last);
+  /// Begins a round of all units, which are reduced, if none has begun.
+  void begin_default_round();
   /// Adds a gradient that backward computed to the unit's unsharded gradient.
   void
   add(size_t unit, size_t flat, size_t parameter,

@@ -15,20 +15,29 @@
 // matrix, so that one matmul takes the place of several. Parameters, their
 // names and their gradients stay what they are: views of the matrix.
 //
+// The gradient of a weight is written where its owner keeps gradients
+// (parameter_owner.h), so that it is not copied there.
+//
 // With parallel.fp8 each matrix is rounded to 8 bits once in a pass and then
 // used for all of its products (fp8.h); a chunk that arrives from other ranks
 // has a scale of its own.
 #include "echelon/parallel/tensor/linear.h"
 
 #include <torch/autograd.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/types.h>
 
 #include <algorithm>
+#include <mutex>
 #include <optional>
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/layers/graph_node.h"
 #include "echelon/layers/low_precision.h"
+#include "echelon/layers/parameter_owner.h"
 #include "echelon/parallel/tensor/autograd_support.h"
 #include "echelon/parallel/tensor/fp8.h"
 #include "echelon/parallel/tensor/token_rows.h"
@@ -82,13 +91,84 @@ Factor gradient_factor(const Tensor& matrix, bool fp8) {
   return {matrix, Factor::Of::gradient, fp8, {.left = true, .right = true}};
 }
 
+// Where the gradient of `weight` is written, given the input.
+Tensor gradient_memory(const Tensor& weight, const Tensor& x) {
+  Tensor memory;
+  if (weight.scalar_type() == x.scalar_type()) {
+    const auto owner = parameter_owner_of(weight);
+    if (owner) memory = owner->gradient_of(weight);
+  }
+  return memory.defined() ? memory : torch::empty(weight.sizes(), x.options());
+}
+
+// The node of a matmul on one rank: that of at::linear, but for the memory of
+// the weight's gradient. It saves its tensors before the matmul runs, as those
+// of LibTorch do, so that recomputing a layer ends before the last matmul.
+struct PlainLinear : torch::autograd::Node {
+  PlainLinear(const Tensor& x, const LinearWeights& all, WeightLayout layout)
+      : Node(torch::autograd::collect_next_edges(x, all.weight, all.bias)),
+        x_(x, false),
+        weight_(all.weight, false),
+        layout_(layout) {}
+
+  variable_list apply(variable_list&& gradients) override {
+    const std::lock_guard lock(mutex_);
+    variable_list results(3);
+    if (!gradients[0].defined()) return results;
+    const Tensor x = x_.unpack();
+    const Tensor weight = weight_.unpack();
+    const Tensor rows = as_rows(x), gradient = as_rows(gradients[0]);
+    if (task_should_compute_output(0)) {
+      const auto back = in_by_out(weight, layout_).t();
+      results[0] = gradient.mm(back).view(x.sizes());
+    }
+    if (task_should_compute_output(1)) {
+      const bool in_first = layout_ == WeightLayout::in_out;
+      const auto left = in_first ? rows.t() : gradient.t();
+      const auto& right = in_first ? gradient : rows;
+      if (torch::GradMode::is_enabled()) {  // a second derivative may come
+        results[1] = left.mm(right);
+      } else {
+        results[1] = gradient_memory(weight, x);
+        at::mm_out(results[1], left, right);
+      }
+    }
+    if (task_should_compute_output(2)) results[2] = gradient.sum(0);
+    return results;
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    x_.reset_data();
+    weight_.reset_data();
+  }
+
+ private:
+  torch::autograd::SavedVariable x_, weight_;
+  WeightLayout layout_;
+};
+
+bool has_gradient_memory(const Tensor& weight, const Tensor& x) {
+  return torch::GradMode::is_enabled() && weight.requires_grad() &&
+         weight.scalar_type() == x.scalar_type() &&
+         parameter_owner_of(weight) && cast_for_matmul(weight).is_same(weight);
+}
+
 // x times each weight, plus its bias.
 variable_list plain_linear(
     const Tensor& x, const std::vector<LinearWeights>& weights,
     WeightLayout layout) {
   variable_list outputs;
-  for (const auto& [weight, bias] : weights) {
-    outputs.push_back(at::linear(x, in_by_out(weight, layout).t(), bias));
+  for (const auto& one : weights) {
+    NodePointer<PlainLinear> node;
+    if (has_gradient_memory(one.weight, x)) {
+      node = make_node<PlainLinear>(x, one, layout);
+    }
+    std::optional<at::AutoDispatchBelowADInplaceOrView> below_autograd;
+    if (node) below_autograd.emplace();
+    outputs.push_back(
+        at::linear(x, in_by_out(one.weight, layout).t(), one.bias));
+    if (node) torch::autograd::set_history(outputs.back(), node);
   }
   return outputs;
 }
@@ -104,13 +184,14 @@ struct LinearCall : torch::CustomClassHolder {
 
 // The gradient, which has the layout of the weight, given x and the gradient of
 // y.
-Tensor
-weight_gradient(const Tensor& x, const Factor& y, const LinearCall& call) {
+Tensor weight_gradient(
+    const Tensor& weight, const Tensor& x, const Factor& y,
+    const LinearCall& call) {
   const Factor input = on_the_right(x, call.parallel.fp8);
   const bool in_first = call.layout == WeightLayout::in_out;
   const Factor left = in_first ? input.t() : y.t();
   const Factor& right = in_first ? y : input;
-  auto result = torch::empty({left.row_count(), right.columns()}, x.options());
+  auto result = gradient_memory(weight, x);
   Factor::multiply(result, left, right);
   return result;
 }
@@ -269,7 +350,9 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
     variable_list results = {Tensor()};
     for (size_t i = 0; i < weights.size(); ++i) {
       results.push_back(
-          needs.weight[i] ? weight_gradient(all, *factors[i], call) : Tensor());
+          needs.weight[i]
+              ? weight_gradient(weights[i].weight, all, *factors[i], call)
+              : Tensor());
       if (!call.has_bias[i]) continue;
       results.push_back(needs.bias[i] ? gradients[i].sum(0) : Tensor());
     }
@@ -452,9 +535,9 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
       const auto input = reorder ? chunks.reordered(rows) : rows;
       whole.emplace(
           factor_of(reorder ? gather->by_chunks() : gather->all_tokens()));
-      results[1] = weight_gradient(input, *whole, call);
+      results[1] = weight_gradient(weight, input, *whole, call);
     } else if (for_weight) {
-      results[1] = weight_gradient(rows, *whole, call);
+      results[1] = weight_gradient(weight, rows, *whole, call);
     }
     results.emplace_back();
     return results;

@@ -8,6 +8,7 @@
 #include "echelon/parallel/tensor/vocab.h"
 
 #include <torch/autograd.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -21,6 +22,7 @@
 #include "echelon/error.h"
 #include "echelon/kernels/vocab_loss.h"
 #include "echelon/layers/low_precision.h"
+#include "echelon/layers/parameter_owner.h"
 #include "echelon/parallel/tensor/autograd_support.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/token_rows.h"
@@ -272,6 +274,43 @@ class FirstColumns : public torch::autograd::Function<FirstColumns> {
   }
 };
 
+// A matrix with the rows of zeros that lie behind it in memory.
+class WithZeroRows : public torch::autograd::Function<WithZeroRows> {
+ public:
+  static Tensor forward(
+      AutogradContext* context, const Tensor& matrix, const Tensor& padded) {
+    context->saved_data["rows"] = matrix.size(0);
+    Tensor result = padded.alias();
+    // Autograd notices a change of the matrix in place.
+    torch::autograd::impl::set_version_counter(
+        result, torch::autograd::impl::version_counter(matrix));
+    return result;
+  }
+
+  static variable_list
+  backward(AutogradContext* context, const variable_list& gradients) {
+    return {
+        gradients[0].narrow(0, 0, context->saved_data["rows"].toInt()),
+        Tensor()};
+  }
+};
+
+// Logits keep the dtype of their matrices: they decide the loss.
+TensorParallel of_logits(TensorParallel parallel) {
+  parallel.fp8 = false;
+  return parallel;
+}
+
+// The first columns of x times the rows of a matrix.
+Tensor first_logits(
+    const Tensor& x, const Tensor& matrix, int64_t columns,
+    const TensorParallel& parallel, int64_t tokens, const std::string& label) {
+  const auto all = column_linear(
+      x, {{matrix, {}}}, WeightLayout::out_in, of_logits(parallel), tokens,
+      label)[0];
+  return FirstColumns::apply(all, columns);
+}
+
 // --------------------------------------------------------------------- loss
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -405,12 +444,6 @@ void check_logits(
       parallel.size(), here, vocabulary));
 }
 
-// Logits keep the dtype of their matrices: they decide the loss.
-TensorParallel of_logits(TensorParallel parallel) {
-  parallel.fp8 = false;
-  return parallel;
-}
-
 }  // namespace
 
 VocabParallelEmbedding::VocabParallelEmbedding(
@@ -447,21 +480,26 @@ void detail::allow_widening(const Tensor& gradient) {
 Tensor detail::padded_logits(
     const Tensor& x, const Tensor& weight, int64_t padding,
     const TensorParallel& parallel, int64_t tokens, const std::string& label) {
-  const auto padded = at::constant_pad_nd(weight, {0, 0, 0, padding});
-  const auto all = column_linear(
-      x, {{padded, {}}}, WeightLayout::out_in, of_logits(parallel), tokens,
-      label)[0];
-  return FirstColumns::apply(all, weight.size(0));
+  return first_logits(
+      x, at::constant_pad_nd(weight, {0, 0, 0, padding}), weight.size(0),
+      parallel, tokens, label);
 }
 
 Tensor vocab_logits(
     const Tensor& x, const Tensor& weight, const TensorParallel& parallel,
     int64_t tokens, const std::string& label) {
-  const int64_t beyond = weight.size(0) % kVocabularyMultiple;
+  const auto memory = parameter_owner_of(weight);
+  const auto padded = memory ? memory->with_zero_rows(weight) : Tensor();
+  if (padded.defined()) {
+    return first_logits(
+        x, WithZeroRows::apply(weight, padded), weight.size(0), parallel,
+        tokens, label);
+  }
+  const int64_t beyond = weight.size(0) % kPaddedRows;
   if (beyond != 0 && computing_device(x) == torch::kCUDA &&
       weight.scalar_type() != torch::kFloat64) {
     return detail::padded_logits(
-        x, weight, kVocabularyMultiple - beyond, parallel, tokens, label);
+        x, weight, kPaddedRows - beyond, parallel, tokens, label);
   }
   return column_linear(
       x, {{weight, {}}}, WeightLayout::out_in, of_logits(parallel), tokens,

@@ -67,22 +67,23 @@ class PositionEmbedding : public ShardedModule {
 ///   weight   [vocabulary_r, hidden]
 ///   returns  [..., vocabulary_r]
 ///
-/// On a GPU the matmuls are padded to a multiple of kVocabularyMultiple
-/// columns, because libraries have only slow kernels for rows that are not
-/// aligned, as those of GPT-2's 50,257 ids. The result is a view of the first
-/// columns: its rows may be further apart than they are wide.
+/// On a GPU the matmuls are padded to a multiple of kPaddedRows columns,
+/// because libraries have only slow kernels for rows that are not aligned, as
+/// those of GPT-2's 50,257 ids. Where the memory of the weight has rows of
+/// zeros behind it (layers/parameter_owner.h), they are used, and else a copy
+/// of the weight. The result is a view of the first columns: its rows may be
+/// further apart than they are wide.
 torch::Tensor vocab_logits(
     const torch::Tensor& x, const torch::Tensor& weight,
     const TensorParallel& parallel, int64_t tokens,
     const std::string& label = "lm_head");
 
-inline constexpr int64_t kVocabularyMultiple = 64;
-
 namespace detail {
 
-/// vocab_logits whose matmuls are `padding` columns wider. A gradient that was
-/// given to allow_widening(), with room for the columns behind each row,
-/// becomes the gradient of all columns in place; another one is copied.
+/// vocab_logits with a copy of the weight that has `padding` rows of zeros
+/// more. A gradient that was given to allow_widening(), with room for the
+/// columns behind each row, becomes the gradient of all columns in place;
+/// another one is copied.
 torch::Tensor padded_logits(
     const torch::Tensor& x, const torch::Tensor& weight, int64_t padding,
     const TensorParallel& parallel, int64_t tokens, const std::string& label);

@@ -153,8 +153,15 @@ struct Counted {
   std::map<std::string, Calls> backward;
 };
 
+// As RankLayers pads them.
+std::set<std::string>
+padded_matrices(const Job& job, const ModelSource& source) {
+  if (device_of(job) == torch::kCPU) return {};
+  return vocabulary_matrices(job, source);
+}
+
 Counted count(
-    const Job& job, const LayerList& layers,
+    const Job& job, const ModelSource& source, const LayerList& layers,
     const std::vector<counting::TensorSpec>& inputs) {
   Counted counted;
   CollectiveTrace calls;
@@ -162,6 +169,7 @@ Counted count(
       .dtype = compute_dtype(job),
       .device = device_of(job),
       .flat = shards_parameters(job),
+      .padded = padded_matrices(job, source),
       .ran = [&](const std::string& layer, bool backward) {
         (backward ? counted.backward : counted.forward)[layer] =
             summed(calls.take());
@@ -465,7 +473,7 @@ count_memory(const Job& job, const ModelSource& source) {
   const auto compute = compute_dtype(job);
 
   const auto device = device_of(job);
-  const Counted plain = count(job, layers, inputs);
+  const Counted plain = count(job, source, layers, inputs);
   memory_plan::MemoryModel model;
   model.schedule = job.layout.pp > 1 ? pipeline_schedule(job)
                                      : one_stage(passes_per_step(job));
@@ -497,7 +505,7 @@ count_memory(const Job& job, const ModelSource& source) {
   };
   fill(0, plain);
   const auto again = [&](cost::Recompute choice) {
-    return count(job, recomputed(layers, choice), inputs);
+    return count(job, source, recomputed(layers, choice), inputs);
   };
   fill(1, again(cost::Recompute::selective));
   fill(2, again(cost::Recompute::all));
@@ -533,6 +541,7 @@ cost::ModelShape counted_shape(const Job& job, const ModelSource& source) {
       {.dtype = dtype,
        .device = device,
        .flat = shards_parameters(job),
+       .padded = padded_matrices(job, source),
        .ran =
            [&](const std::string& layer, bool is_backward) {
              (is_backward ? backward : forward)[layer] = trace.take();

@@ -209,6 +209,22 @@ language_shape(const Job& job, const ModelSource& source) {
   return language_model_shape(job.model, source.classes);
 }
 
+std::set<std::string>
+vocabulary_matrices(const Job& job, const ModelSource& source) {
+  std::set<std::string> names;
+  const auto shape = language_shape(job, source);
+  if (!shape) return names;
+  for (const auto& info : source.parameters) {
+    if (info.shape.size() == 2 && info.shape[0] == shape->vocab_size) {
+      names.insert(info.name);
+    }
+  }
+  for (const auto& [other, first] : source.first_names) {
+    if (names.contains(first)) names.insert(other);
+  }
+  return names;
+}
+
 ModelSource model_source(
     const Job& job, const LayerFactory& given, const SampleSpec& sample) {
   if (!given) return model_source(job, sample);

@@ -105,6 +105,10 @@ ModelSource model_source(const Job& job, const SampleSpec& sample);
 /// The shape of the language model that job.model names; none: it names none.
 std::optional<LanguageModelShape>
 language_shape(const Job& job, const ModelSource& source);
+/// The names of its matrices with a row for each id of the vocabulary: the
+/// embedding and the head.
+std::set<std::string>
+vocabulary_matrices(const Job& job, const ModelSource& source);
 /// A user's own list (null: the same as above), whose first layer takes [batch,
 /// *sample.input_shape] (and then Batch::more) and whose last returns the
 /// scores. It is called by the list's name, "own model" without one. Ties that

@@ -15,8 +15,8 @@ std::optional<torch::Dtype> dtype_of(ReduceDtype reduce) {
   return reduce == ReduceDtype::bf16 ? torch::kBFloat16 : torch::kFloat32;
 }
 
-ShardedUnitsOptions
-units_options(const Job& job, const RankLayersOptions& options) {
+ShardedUnitsOptions units_options(
+    const Job& job, const ModelPlace& place, const RankLayersOptions& options) {
   ShardedUnitsOptions result;
   result.shard = job.shard;
   result.unshard_once = options.unshard_once;
@@ -29,6 +29,9 @@ units_options(const Job& job, const RankLayersOptions& options) {
   for (const auto& tie : options.ties) {
     result.own_buffer.insert(tie.first);
     result.own_buffer.insert(tie.second);
+  }
+  if (!place.world.device().is_cpu()) {
+    result.padded = vocabulary_matrices(job, place.source);
   }
   return result;
 }
@@ -72,7 +75,7 @@ RankLayers::RankLayers(
       memory_(
           layer_memory(job, place.source, options.slices, options.in_flight)) {
   if (shards_parameters(job)) {
-    auto units = units_options(job, options);
+    auto units = units_options(job, place, options);
     if (tensor_.experts.size() > 1) {
       units.apart = std::make_shared<ShardedUnitsOptions::Apart>(
           ShardedUnitsOptions::Apart{
@@ -163,6 +166,7 @@ void RankLayers::shard(NewLayer& layer, size_t slice) {
     slice_units_[slice].push_back(units.back());
   }
   for (const auto& shared : layer.shared) {
+    units_->share(shared);
     const auto unit = units_->unit_of(shared);
     if (unit && std::count(units.begin(), units.end(), *unit) == 0) {
       units.push_back(*unit);
