@@ -9,7 +9,9 @@
 #include <numeric>
 
 #include "echelon/comm/group_call.h"
+#include "echelon/comm/nccl/accelerator.h"
 #include "echelon/comm/trace/record.h"
+#include "echelon/comm/world.h"
 
 namespace echelon {
 namespace {
@@ -343,6 +345,42 @@ void Group::barrier(const Call& call) const {
   options.asyncOp = false;
   if (impl_->kind == BackendKind::nccl) options.device = impl_->device;
   finish({impl_->backend->barrier(options)}, call);
+}
+
+std::string Group::why_not_registered() const {
+  if (!impl_->backend) return "a group that sends nothing needs none";
+  if (impl_->kind != BackendKind::nccl) {
+    return format(
+        "the backend \"{}\" registers no memory; NCCL does",
+        to_string(impl_->kind));
+  }
+  const bool here = impl_->backend->supportsTensorAlloc(impl_->device.index());
+  const Tensor lacking = torch::full(
+      {1}, here ? 0 : 1,
+      torch::TensorOptions().dtype(torch::kInt32).device(impl_->device));
+  all_reduce(lacking, echelon::ReduceOp::max, {.label = "registered memory"});
+  if (!here) {
+    return format(
+        "LibTorch registers memory of GPUs with NVLink SHARP (multicast), "
+        "which {} has not",
+        impl_->device.str());
+  }
+  if (lacking.item<int32_t>() == 0) return "";
+  return "another rank's GPU has no NVLink SHARP (multicast)";
+}
+
+Tensor Group::allocate_registered(int64_t bytes) const {
+  const Checks check(*impl_, "allocate_registered");
+  if (!impl_->backend ||
+      !impl_->backend->supportsTensorAlloc(impl_->device.index())) {
+    check.refuse("no memory is registered; see why_not_registered()");
+  }
+  if (is_capturing(impl_->device)) {
+    check.refuse("none is registered while a graph is captured");
+  }
+  return impl_->backend->allocateTensor(
+      static_cast<long>(bytes),
+      torch::TensorOptions().dtype(torch::kUInt8).device(impl_->device));
 }
 
 }  // namespace echelon

@@ -161,6 +161,27 @@ class Group {
   /// Returns when every rank of the group has called it.
   void barrier(const Call& call = {}) const;
 
+  /// Why allocate_registered() gives no memory here; empty where it does. Every
+  /// rank of the group calls this: where one rank has none, all get a reason.
+  std::string why_not_registered() const;
+  /// Memory [bytes] of uint8 that is registered with the communicator: a
+  /// collective sends from it and receives into it without copies in between,
+  /// on fewer multiprocessors. It comes from a pool of the communicator, which
+  /// gives no memory back before the communicator ends.
+  ///
+  /// The call is local. NCCL notes the address (ncclCommRegister), and ranks
+  /// exchange their notes in the first collective that uses it. So in each
+  /// collective a tensor is registered on all ranks or on none: NCCL may hang
+  /// where ranks differ. Ranks that allocate the same sizes in the same order
+  /// get the same offsets, which NVLink SHARP needs; NCCL copies where they
+  /// differ.
+  ///
+  /// Throws ConfigError where this rank has no such memory, and while a graph
+  /// is captured: the memory would come from the graph's pool.
+  ///
+  /// Source: NCCL's User Guide, "User Buffer Registration".
+  torch::Tensor allocate_registered(int64_t bytes) const;
+
   struct Impl;
   explicit Group(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 

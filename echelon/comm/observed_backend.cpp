@@ -183,6 +183,12 @@ class ObservedBackend : public c10d::Backend {
   const std::string getBackendName() const override {
     return inner_->getBackendName();
   }
+  bool supportsTensorAlloc(c10::DeviceIndex device) override {
+    return inner_->supportsTensorAlloc(device);
+  }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    return inner_->allocateTensor(size, std::move(options));
+  }
   void shutdown() override { inner_->shutdown(); }
   void abort() override { inner_->abort(); }
 

@@ -148,6 +148,9 @@ class UnusedSettings {
                     : "without sharded data parallelism (fsdp is 1)";
     unless(sharded, no_shards, {"shard.stage"});
     unless(
+        sharded && job_.comm.device != DeviceKind::cpu,
+        sharded ? "on CPUs" : no_shards, {"shard.registered_buffers"});
+    unless(
         sharded && job_.shard.stage == 3,
         sharded ? format("with stage {}", job_.shard.stage) : no_shards,
         {"shard.gather", "shard.prefetch", "shard.prefetch_bytes"});

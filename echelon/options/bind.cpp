@@ -226,6 +226,11 @@ void bind(config::Section& section, ShardOptions& options) {
   section.field(
       "prefetch_bytes", config::Bytes(options.prefetch_bytes),
       "the most bytes unsharded ahead; 0: no limit", {.at_least = 0});
+  section.field(
+      "registered_buffers", options.registered_buffers,
+      "NCCL with NVLink SHARP: unsharded parameters and gradients are in "
+      "memory that it has registered, which spares copies and "
+      "multiprocessors; no other tensor gets that memory");
 }
 
 void bind(config::Section& section, TensorParallelOptions& options) {

@@ -152,6 +152,8 @@ std::span<const config::OtherNames> other_names() {
       {"shard.prefetch", "", "forward_prefetch limit_all_gathers"},
       {"shard.prefetch_bytes", "",
        "stage3_prefetch_bucket_size stage3_max_live_parameters"},
+      {"shard.registered_buffers", "",
+       "nccl_ub use_nccl_ub set_allocate_memory_from_process_group_for_comm"},
 
       // [memory]
       {"memory.recompute", " = \"all\" or \"selective\"",

@@ -29,6 +29,9 @@ struct ShardOptions {
   int64_t prefetch = 1;
   /// The most bytes that are unsharded ahead; 0: no limit.
   int64_t prefetch_bytes = 0;
+  /// Whether unsharded parameters and gradients are in memory that is
+  /// registered with NCCL (Group::allocate_registered), where there is some.
+  bool registered_buffers = false;
 
   bool operator==(const ShardOptions&) const = default;
 };

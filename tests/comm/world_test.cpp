@@ -96,6 +96,30 @@ TEST(Group, SilentGroupsLeaveOutputsUnchanged) {
   EXPECT_THROW(group.all_gather(tensor, all), ConfigError);
 }
 
+TEST(Group, OnlyNcclRegistersMemory) {
+  for (const auto backend : {BackendKind::local, BackendKind::gloo}) {
+    run_ranks(
+        2,
+        [&](World& world) {
+          EXPECT_EQ(
+              world.group().why_not_registered(),
+              "the backend \"" + world.backend() +
+                  "\" registers no memory; NCCL does");
+          EXPECT_THAT(
+              error_text<ConfigError>(
+                  [&] { world.group().allocate_registered(8); }),
+              HasAll("allocate_registered on axis world of 2 ranks", "no "));
+        },
+        {.backend = backend});
+  }
+  for (const auto& group : {Group::alone("dp"), Group::silent("dp", 0, 2)}) {
+    EXPECT_THAT(group.why_not_registered(), HasSubstr("sends nothing"));
+    EXPECT_THAT(
+        error_text<ConfigError>([&] { group.allocate_registered(8); }),
+        HasSubstr("no memory is registered"));
+  }
+}
+
 TEST(World, ExchangesValuesByRank) {
   run_ranks(3, [](World& world) {
     for (int round = 0; round < 3; ++round) {

@@ -356,6 +356,20 @@ TEST_F(JobTest, WarnsOfWhatHasNoEffect) {
                                    "effect with optimizer \"adamw\"")));
 }
 
+TEST_F(JobTest, RegisteredBuffersAreForShardsOnGpus) {
+  Job job;
+  job.shard.registered_buffers = true;
+  const auto warnings = [&] { return find_unused_settings(job); };
+  const std::string none = "[shard] registered_buffers = true: has no effect ";
+  EXPECT_THAT(
+      warnings(), ElementsAre(HasSubstr(
+                      none + "without sharded data parallelism (fsdp is 1)")));
+  job.layout.dp_shard = 2;
+  EXPECT_THAT(warnings(), IsEmpty());  // the ranks may find GPUs
+  job.comm.device = DeviceKind::cpu;
+  EXPECT_THAT(warnings(), ElementsAre(HasSubstr(none + "on CPUs")));
+}
+
 // Ranks of cp shard parameters in 16 bits.
 TEST_F(JobTest, StagesOfShardingAreUsedWhereContextParallelRanksShard) {
   Job job;

@@ -34,6 +34,9 @@ struct Options {
   /// gives another default.
   int64_t memory_bytes = int64_t{2} << 30;
   bool sanitize = true;
+  /// Devices whose communicators register no memory, as those of GPUs without
+  /// multicast.
+  std::vector<int> without_registration = {};
 };
 
 /// Applies to what is allocated and launched afterwards; `num_devices` and
@@ -47,7 +50,8 @@ enum class Finding {
   early_host_access,   // of pinned memory, while a copy is under way
   communicator_order,  // two ranks use two communicators in different orders
   outside_capture,     // work that a step gives to a stream that no graph has
-  freed_in_graph       // a replay uses memory that was freed
+  freed_in_graph,      // a replay uses memory that was freed
+  mixed_registration   // a collective has registered memory on some ranks alone
 };
 
 /// A program that a test starts writes them to the file
@@ -74,6 +78,10 @@ struct Counts {
   int64_t launches = 0;     // kernels: operators and copies, also of replays
   int64_t replays = 0;      // of graphs
   int64_t collectives = 0;  // queued on this device
+  /// All-gathers that write memory which their communicator has registered, and
+  /// reduce-scatters that read it.
+  int64_t registered = 0;
+  int64_t unregistered = 0;  // the other all-gathers and reduce-scatters
   int64_t copied_to_device_bytes = 0;
   int64_t copied_to_host_bytes = 0;
   int64_t allocations = 0;

@@ -76,9 +76,9 @@ Region& pinned_region() {
 
 // ------------------------------------------------------------ device memory
 
-/// What memory is reused within: a stream, or a stream of a graph's pool.
+/// What memory is reused within: a stream, or a stream of a pool.
 struct Arena {
-  int pool = 0;  // 0: no graph's
+  int pool = 0;  // above 0: a graph's; below 0: a communicator's
   int stream = 0;
   auto operator<=>(const Arena&) const = default;
 };
@@ -111,7 +111,7 @@ class Cache {
     Block* block = find(bytes, arena);
     if (block == nullptr && grow(bytes, arena)) block = find(bytes, arena);
     // While a graph is captured, nothing may wait for the device.
-    if (block == nullptr && arena.pool == 0) {
+    if (block == nullptr && arena.pool <= 0) {
       // As cudaMalloc's retry: give all cached segments back.
       lock.unlock();
       device_of(device_).synchronize("out of memory: cached blocks are freed");
@@ -368,6 +368,8 @@ void report(const Block& block, bool allocated) {
           static_cast<c10::DeviceIndex>(block.device)));
 }
 
+thread_local int pool_of_thread = 0;
+
 void free_block(void* context) {
   auto* const block = static_cast<Block*>(context);
   report(*block, false);
@@ -412,7 +414,8 @@ class DeviceAllocator final : public c10::DeviceAllocator {
     const int stream = current_stream(index);
     const auto capture = device_of(index).capture_of(stream);
     Block* const block = cache_of(index).allocate(
-        bytes, {.pool = capture ? capture->pool() : 0, .stream = stream});
+        bytes,
+        {.pool = capture ? capture->pool() : pool_of_thread, .stream = stream});
     report(*block, true);
     return {
         reinterpret_cast<void*>(block->address), block, &free_block, device};
@@ -536,6 +539,11 @@ void record_stream(const c10::DataPtr& data, int stream) {
   if (data.get() == nullptr) return;
   auto* const block = static_cast<Block*>(data.get_context());
   cache_of(block->device).use_on(block, stream);
+}
+
+PoolScope::PoolScope(int pool) : outer_(std::exchange(pool_of_thread, pool)) {}
+PoolScope::~PoolScope() {
+  pool_of_thread = outer_;
 }
 
 void begin_pool(int pool) {

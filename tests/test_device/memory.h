@@ -31,6 +31,18 @@ void begin_pool(int pool);
 /// Nothing is replayed with the pool's memory any more. What is still allocated
 /// goes back when it is freed.
 void end_pool(int pool);
+/// While it lives, what this thread allocates outside of captures is the
+/// pool's: one of a communicator, whose number is below 0.
+class PoolScope {
+ public:
+  explicit PoolScope(int pool);
+  ~PoolScope();
+  PoolScope(const PoolScope&) = delete;
+  PoolScope& operator=(const PoolScope&) = delete;
+
+ private:
+  const int outer_;
+};
 /// The pool of the allocation at an address of a device (0: none), and its
 /// number among all allocations; number 0 when it is free.
 std::pair<int, uint64_t> allocation_of(uintptr_t address);

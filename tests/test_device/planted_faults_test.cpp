@@ -428,6 +428,18 @@ void communicators_in_two_orders(bool faulty) {
   });
 }
 
+void memory_that_one_rank_has_registered(bool faulty) {
+  on_pair([&](int rank, c10d::Backend& group) {
+    group.barrier(c10d::BarrierOptions())->wait();  // it connects
+    Tensor registered =
+        group.allocateTensor(64, torch::TensorOptions().device(device(rank)));
+    Tensor unregistered = on_device({64}, rank);
+    Tensor& large = faulty && rank == 1 ? unregistered : registered;
+    Tensor part = large.narrow(0, 32 * rank, 32);
+    group._allgather_base(large, part, c10d::AllgatherOptions())->wait();
+  });
+}
+
 const std::vector<Fault>& faults() {
   using enum Finding;
   static const std::vector<Fault> all{
@@ -501,6 +513,10 @@ const std::vector<Fault>& faults() {
        &communicators_in_two_orders,
        {"ranks 0 and 1"},
        communicator_order},
+      {"MemoryThatOneRankHasRegistered",
+       &memory_that_one_rank_has_registered,
+       {"all_gather has registered memory on some ranks alone"},
+       mixed_registration},
   };
   return all;
 }

@@ -15,6 +15,11 @@
 //   is an error of the device, seen when the host waits.
 // - barrier() waits on the host.
 // - Only contiguous tensors of this device are taken.
+// - allocateTensor() allocates from a pool of the communicator, which must be
+//   connected. While a stream is captured, the graph's pool comes first.
+// - A collective may hang whose tensors are registered on some ranks alone:
+// that
+//   is reported.
 //
 // Calls of one communicator are numbered when they are queued and run in that
 // order, whatever streams they are on.
@@ -103,6 +108,36 @@ struct Communicator {
 };
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
+/// Whether the ranks of a communicator give a collective registered memory.
+class Registrations {
+ public:
+  /// Returns whether `registered` differs from what another rank gave the
+  /// call.
+  bool differ(
+      const std::string& communicator, int64_t call, int ranks,
+      bool registered) {
+    const std::lock_guard lock(mutex_);
+    const auto at =
+        calls_.try_emplace({communicator, call}, Entry{registered, 0}).first;
+    const bool differs = at->second.registered != registered;
+    if (++at->second.ranks == ranks) calls_.erase(at);
+    return differs;
+  }
+
+ private:
+  struct Entry {
+    bool registered = false;
+    int ranks = 0;
+  };
+  std::mutex mutex_;
+  std::map<std::pair<std::string, int64_t>, Entry> calls_;
+};
+
+Registrations& registrations() {
+  static auto* const all = new Registrations;
+  return *all;
+}
+
 /// What is known of a call's end.
 struct Completion {
   MarkPtr mark;
@@ -175,6 +210,7 @@ class ProcessGroup : public c10d::Backend {
 
   ~ProcessGroup() override {
     if (!over_) stop();
+    if (pool_ != 0) end_pool(pool_);
   }
 
   const std::string getBackendName() const override { return "nccl"; }
@@ -183,6 +219,23 @@ class ProcessGroup : public c10d::Backend {
   void eagerConnectSingleDevice(at::Device) override {
     all();
     eager_ = true;
+  }
+
+  bool supportsTensorAlloc(c10::DeviceIndex device) override {
+    return !std::ranges::count(options().without_registration, int{device});
+  }
+  at::Tensor allocateTensor(long size, at::TensorOptions as) override {
+    TORCH_CHECK(
+        all_,
+        "NCCL communicator has not been initialized before mem pool creation");
+    TORCH_CHECK(supportsTensorAlloc(static_cast<c10::DeviceIndex>(device_)));
+    if (pool_ == 0) {
+      static std::atomic<int> last{0};
+      pool_ = --last;
+      begin_pool(pool_);
+    }
+    const PoolScope scope(pool_);
+    return at::empty({size}, as);
   }
 
   void startCoalescing() override {
@@ -264,6 +317,7 @@ class ProcessGroup : public c10d::Backend {
   WorkPtr _allgather_base(
       at::Tensor& output, at::Tensor& input,
       const c10d::AllgatherOptions& options) override {
+    note_memory("all_gather", output);
     return call(
         "all_gather", gathered(output, input), options.asyncOp,
         [to = flat(output), from = flat(input),
@@ -293,6 +347,7 @@ class ProcessGroup : public c10d::Backend {
   WorkPtr _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input,
       const c10d::ReduceScatterOptions& options) override {
+    note_memory("reduce_scatter", input);
     return call(
         "reduce_scatter", {{output, true}, {input, false}}, options.asyncOp,
         [to = flat(output), from = flat(input), options,
@@ -408,6 +463,29 @@ class ProcessGroup : public c10d::Backend {
 
   void note(const std::string& what) {
     device_of(device_).note(format("{} {}", number_, what));
+  }
+
+  // `large`: what NVLink SHARP wants registered, the output of an all-gather
+  // and the input of a reduce-scatter.
+  void note_memory(const char* name, const at::Tensor& large) {
+    Device& device = device_of(device_);
+    const auto address = reinterpret_cast<uintptr_t>(large.const_data_ptr());
+    const bool registered = pool_ != 0 && allocation_of(address).first == pool_;
+    {
+      const std::lock_guard lock(device.mutex());
+      ++(registered ? device.counts.registered : device.counts.unregistered);
+    }
+    if (!options().sanitize) return;
+    if (!registrations().differ(
+            all()->id, ++large_calls_, getSize(), registered)) {
+      return;
+    }
+    device.add_report(
+        Finding::mixed_registration,
+        format(
+            "{} has registered memory on some ranks alone, {} on this one:\n{}",
+            name, registered ? "registered" : "unregistered",
+            CallStack::here().text()));
   }
 
   static Tensors views(const Tensors& tensors) {
@@ -662,6 +740,8 @@ class ProcessGroup : public c10d::Backend {
   int number_ = 0;  // of the device's communicators
   bool eager_ = false;
   bool over_ = false;
+  int pool_ = 0;             // of allocateTensor(); 0: not made yet
+  int64_t large_calls_ = 0;  // all-gathers and reduce-scatters
   CommunicatorPtr all_;
   std::map<int, CommunicatorPtr> pairs_;
   bool coalescing_ = false;

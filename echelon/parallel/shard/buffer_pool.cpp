@@ -27,7 +27,10 @@ at::DataPtr BufferPool::take(size_t bytes) {
     return block;
   }
   const c10::DeviceGuard guard(device_);
-  return c10::GetAllocator(device_.type())->allocate(bytes);
+  if (!group_) return c10::GetAllocator(device_.type())->allocate(bytes);
+  const auto block = group_->allocate_registered(static_cast<int64_t>(bytes));
+  return block.storage().unsafeGetStorageImpl()->set_data_ptr(
+      at::DataPtr(nullptr, device_));
 }
 
 void BufferPool::give(size_t bytes, at::DataPtr block) {

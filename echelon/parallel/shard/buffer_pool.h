@@ -18,6 +18,7 @@
 #include <optional>
 #include <vector>
 
+#include "echelon/comm/group.h"
 #include "echelon/timeline/memory_kind.h"
 
 namespace echelon::sharding {
@@ -28,11 +29,21 @@ class BufferPool {
  public:
   explicit BufferPool(torch::Device device) : device_(device) {}
 
+  /// Every block is registered with `group` (Group::allocate_registered). Every
+  /// rank of the group calls this before the first take(), so that each
+  /// collective finds registered blocks on all ranks, in whatever order they
+  /// take them.
+  void register_with(const Group& group) { group_ = group; }
+
+  /// Throws ConfigError where a block has to be allocated while a graph is
+  /// captured and blocks are registered. The same step, run before, has left
+  /// the blocks that it needs.
   at::DataPtr take(size_t bytes);
   void give(size_t bytes, at::DataPtr block);
 
   /// At the end of a step: returns to the allocator the blocks that the step
-  /// did not need at its peak.
+  /// did not need at its peak. Registered ones go back to the communicator's
+  /// pool, for blocks of other sizes.
   void trim();
 
   torch::Device device() const { return device_; }
@@ -45,6 +56,7 @@ class BufferPool {
   };
 
   torch::Device device_;
+  std::optional<Group> group_;  // with which blocks are registered
   std::map<size_t, SizeClass> classes_;
 };
 

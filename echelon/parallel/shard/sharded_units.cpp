@@ -16,7 +16,9 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <tuple>
 
@@ -85,6 +87,23 @@ class GradientHook : public torch::autograd::PostAccumulateGradHook {
   Impl::Location location_;
   std::unique_ptr<PostAccumulateGradHook> earlier_;
 };
+
+// Where the option asks for registered blocks and the ranks have none, world
+// rank 0 says so, once.
+void register_blocks(ShardContext& context, torch::Device device) {
+  const Group& group = context.shard;
+  if (!context.options.shard.registered_buffers || group.size() == 1) return;
+  if (device.is_meta()) return;
+  const std::string why = group.why_not_registered();
+  if (why.empty()) return context.pool.register_with(group);
+  static std::once_flag told;
+  if (group.ranks()[static_cast<size_t>(group.rank())] != 0) return;
+  std::call_once(told, [&] {
+    std::fprintf(
+        stderr, "warning: [shard] registered_buffers has no effect: %s\n",
+        why.c_str());
+  });
+}
 
 // While it lives the set's units are unsharded.
 class Pinned {
@@ -170,9 +189,11 @@ Tensor ShardedUnits::Impl::with_zero_rows(const Tensor& matrix) {
 void ShardedUnits::Impl::start(torch::Device device) {
   if (context) return;
   context = std::make_unique<ShardContext>(shard, replicate, options, device);
+  register_blocks(*context, device);
   if (options.apart) {
     apart = std::make_unique<ShardContext>(
         options.apart->shard, options.apart->replicate, options, device);
+    register_blocks(*apart, device);
   }
   unsharded = std::make_unique<UnshardedUnits>(
       units, options.shard, context->keeps_unsharded() || options.unshard_once);

@@ -57,4 +57,32 @@ TEST_F(Gpu, OneRankCommunicatesAlone) {
   backend->shutdown();
 }
 
+TEST_F(Gpu, MemoryIsRegisteredWhereTheGpuHasMulticast) {
+  auto backend = make_alone(0);
+  set_current_device(torch::Device(torch::kCUDA, 0));
+  if (!backend->supportsTensorAlloc(0)) {
+    GTEST_SKIP() << "this GPU has no multicast";
+  }
+  backend->barrier()->wait();  // it connects
+  const auto there = torch::TensorOptions().device(torch::kCUDA, 0);
+  at::Tensor large = backend->allocateTensor(1 << 20, there);
+  const void* const address = large.const_data_ptr();
+  at::Tensor sent = torch::arange(1 << 20, there.dtype(torch::kFloat32));
+  backend->_allgather_base(large, sent)->wait();
+  EXPECT_TRUE(large.cpu().equal(sent.cpu()));
+  at::Tensor sum = torch::zeros_like(sent);
+  backend->_reduce_scatter_base(sum, large)->wait();
+  EXPECT_TRUE(sum.cpu().equal(sent.cpu()));
+  // Freed memory stays with the communicator.
+  large = at::Tensor();
+  EXPECT_NE(torch::empty_like(sent).const_data_ptr(), address);
+  large = backend->allocateTensor(1 << 20, there);
+  EXPECT_EQ(large.const_data_ptr(), address);
+  synchronize_current_stream(torch::kCUDA);
+  backend->shutdown();
+  backend.reset();
+  large.fill_(1);  // the tensor may be freed after the communicator
+  EXPECT_EQ(large.sum().item<float>(), 1 << 20);
+}
+
 }  // namespace echelon::nccl_gpu_test

@@ -1,6 +1,6 @@
 // Sharded data parallelism with ranks, as processes, that share one GPU,
 // against one rank on the CPU, in float64: every stage, hybrid, offload,
-// accumulation.
+// accumulation. Registered buffers need NCCL.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -140,7 +140,8 @@ parity::NamedTensors values_of(const torch::nn::Module& module) {
   return values;
 }
 
-TEST_F(Rank, AnyModuleMatchesTheCpu) {
+void expect_module_matches_the_cpu(
+    World& world, torch::Device device, bool registered_buffers) {
   const auto alone = make_module();
   train_module(
       alone->parameters(),
@@ -149,17 +150,18 @@ TEST_F(Rank, AnyModuleMatchesTheCpu) {
   for (const int stage : {1, 2, 3}) {
     SCOPED_TRACE("stage " + std::to_string(stage));
     const auto module = make_module();
-    module->to(test_gpu());
-    FullyShardedOptions options{.shard = world_->group(), .units = {"0", "3"}};
+    module->to(device);
+    FullyShardedOptions options{.shard = world.group(), .units = {"0", "3"}};
     options.sharding.shard.stage = stage;
+    options.sharding.shard.registered_buffers = registered_buffers;
     FullyShardedDataParallel<torch::nn::SequentialImpl> sharded(
         module, options);
-    const int64_t rows = kRows / world_->size();
+    const int64_t rows = kRows / world.size();
     train_module(
         sharded.parameters(),
         [&](const Tensor& x) {
-          const Tensor own = x.narrow(0, world_->rank() * rows, rows);
-          return sharded(own.to(test_gpu())).square().mean();
+          const Tensor own = x.narrow(0, world.rank() * rows, rows);
+          return sharded(own.to(device)).square().mean();
         },
         [&] { sharded.after_update(); });
     const auto gathered = sharded.units().unshard();
@@ -168,7 +170,39 @@ TEST_F(Rank, AnyModuleMatchesTheCpu) {
   }
 }
 
+TEST_F(Rank, AnyModuleMatchesTheCpu) {
+  expect_module_matches_the_cpu(*world_, test_gpu(), false);
+}
+
+/// A rank of a job over NCCL.
+class NcclRank : public GpuTest {
+ protected:
+  void SetUp() override {
+    if (!is_rank()) GTEST_SKIP() << kRunByOthers;
+    if (!test_gpu().is_cuda()) GTEST_SKIP() << "NCCL is for GPUs";
+    GpuTest::SetUp();
+  }
+};
+
+// Where the GPU has no multicast, with ordinary buffers.
+TEST_F(NcclRank, RegisteredBuffersMatchTheCpu) {
+  World world = World::from_environment(
+      {.device = DeviceKind::cuda, .timeout = std::chrono::minutes(1)});
+  std::printf(
+      "why not registered: \"%s\"\n",
+      world.group().why_not_registered().c_str());
+  expect_module_matches_the_cpu(world, world.device(), true);
+}
+
 class ShardGpu : public GpuTest {};
+
+// NCCL takes two ranks on one GPU for ranks of two hosts.
+TEST_F(ShardGpu, RegisteredBuffersOverNccl) {
+  if (!test_gpu().is_cuda()) GTEST_SKIP() << "NCCL is for GPUs";
+  const bool one = cuda_device_count() < 2;
+  (one ? testing_support::run_as_hosts : testing_support::run_as_ranks)(
+      2, "NcclRank.*", 1, {});
+}
 
 TEST_F(ShardGpu, TwoRanksShareTheGpu) {
   testing_support::run_as_ranks(2, "Rank.*", 3);

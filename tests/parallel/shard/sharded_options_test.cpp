@@ -104,6 +104,18 @@ TEST(Prefetch, OfAnyDepth) {
   expect_parity({2}, plan);
 }
 
+// CPUs register no memory. The ranks say so once, and train as ever.
+TEST(RegisteredBuffers, AreOrdinaryOnesOnCpus) {
+  Plan plan = with_stage(3);
+  plan.options.shard.registered_buffers = true;
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 2; ++i) expect_parity({2}, plan);
+  EXPECT_EQ(
+      testing::internal::GetCapturedStderr(),
+      "warning: [shard] registered_buffers has no effect: the backend "
+      "\"local\" registers no memory; NCCL does\n");
+}
+
 // A language model whose token embedding is also its last layer's weight.
 TEST(Models, GptWithTiedEmbeddings) {
   ModelOptions options;
