@@ -19,6 +19,7 @@
 
 #include "echelon/counting/meta_mode.h"
 #include "echelon/counting/operator_work.h"
+#include "echelon/kernels/update.h"
 
 namespace echelon::bench {
 namespace {
@@ -339,13 +340,24 @@ void add_optimizers(Operators& operators, int64_t numel) {
   const double bytes = static_cast<double>(p.nbytes());
   // AdamW reads the parameter, the gradient and two moments, and writes all but
   // the gradient. SGD reads the first two and writes the parameter.
+  const std::vector<Tensor> parameters = {p}, gradients = {g}, means = {m},
+                            squares = {v}, steps = {step};
+  const bool ours = kernels::takes_update(p);
   operators.add("optimizer adamw", 7 * bytes, [=] {
+    if (ours) {
+      return kernels::update_by_adam(
+          {parameters, gradients}, means, squares, steps, {.rate = 1e-9},
+          {.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .decoupled = true});
+    }
     at::_fused_adamw_(
-        {p}, {g}, {m}, {v}, {}, {step}, 1e-9, 0.9, 0.99, 0.0, 1e-8, false,
-        false);
+        parameters, gradients, means, squares, {}, steps, 1e-9, 0.9, 0.99, 0.0,
+        1e-8, false, false);
   });
-  const std::vector<Tensor> parameters = {p}, gradients = {g};
   operators.add("optimizer sgd", 3 * bytes, [=] {
+    if (ours) {
+      return kernels::update_by_sgd(
+          {parameters, gradients}, {}, {.rate = 1e-9}, {});
+    }
     at::_foreach_add_(parameters, gradients, 1e-9);
   });
 }

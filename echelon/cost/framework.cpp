@@ -101,6 +101,9 @@ void add_sharding(Frameworks& list) {
   trainer.gradient_bytes = 0;
   trainer.loss_kernels = true;
   trainer.norm_gradient_kernels = 1;  // kernels/norm.h
+  // kernels/update.h moves 28: parameters and two moments are read and written,
+  // gradients read. Their norm reads these once more.
+  trainer.optimizer_bytes = 32;
   trainer.context_ways = true;
   trainer.overlaps_products = true;       // parallel/tensor/linear.h
   trainer.hidden_context_parallel = 0.9;  // ring; the others wait

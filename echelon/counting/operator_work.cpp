@@ -5,6 +5,7 @@
 #include "echelon/counting/operator_work.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -22,7 +23,8 @@ class RecordedCall {
   RecordedCall(
       const std::string& op, const std::vector<IValue>& arguments,
       at::ArrayRef<IValue> results)
-      : name_(op.substr(op.rfind(':') + 1)),
+      : op_(op),
+        name_(op.substr(op.rfind(':') + 1)),
         arguments_(arguments),
         results_(results) {}
 
@@ -122,20 +124,34 @@ class RecordedCall {
     for (const IValue& argument : arguments_) add_all(argument);
     const double read = sum;
     for (const IValue& result : results_) add_all(result);
-    // An in-place operator reads its first tensor and writes it.
-    if (name_.back() == '_') return sum + (read > 0 ? first_bytes() : 0);
+    // An in-place operator reads what it writes.
+    if (name_.back() == '_') return sum + (read > 0 ? written_bytes() : 0);
     return sum > read ? sum : 0;
   }
 
  private:
-  double first_bytes() const {
-    for (const IValue& argument : arguments_) {
-      if (!argument.isTensor() || !argument.toTensor().defined()) continue;
-      return static_cast<double>(argument.toTensor().nbytes());
+  // Those of its first tensor, or of all tensors of the lists that ours write.
+  double written_bytes() const {
+    double sum = 0;
+    const auto ours = op_.starts_with("echelon::")
+                          ? c10::Dispatcher::singleton().findSchema({op_, ""})
+                          : std::nullopt;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      const IValue& argument = arguments_[i];
+      if (!ours && argument.isTensor() && argument.toTensor().defined()) {
+        return static_cast<double>(argument.toTensor().nbytes());
+      }
+      if (!ours || !argument.isTensorList()) continue;
+      const auto* alias = ours->schema().arguments()[i].alias_info();
+      if (!alias || !alias->isWrite()) continue;
+      for (const at::Tensor& each : argument.toTensorList()) {
+        sum += static_cast<double>(each.nbytes());
+      }
     }
-    return 0;
+    return sum;
   }
 
+  std::string op_;
   std::string name_;
   const std::vector<IValue>& arguments_;
   at::ArrayRef<IValue> results_;

@@ -14,6 +14,7 @@ namespace sources {
 extern const std::string_view numbers_cu;
 extern const std::string_view elementwise_cu;
 extern const std::string_view norm_cu;
+extern const std::string_view update_cu;
 extern const std::string_view vocab_loss_cu;
 extern const std::string_view fp8_cu;
 }  // namespace sources
@@ -28,9 +29,9 @@ std::string warning_of(const KernelSource& source, const std::string& reason) {
   return "the GPU kernels of " + source.file + " cannot be used: " + reason +
          "\nLibTorch's operators compute instead. Results are the same up to "
          "rounding, but norms, rotary positions, SwiGLU, GELU, dropout, "
-         "rounding to 8 bits and the loss over a vocabulary, where their "
-         "kernels are missing, pass over memory several times: steps are "
-         "slower and may need more memory.";
+         "rounding to 8 bits, the loss over a vocabulary and updates, where "
+         "their kernels are missing, pass over memory several times: steps "
+         "are slower and may need more memory.";
 }
 
 }  // namespace
@@ -43,6 +44,11 @@ const KernelSource& elementwise_source() {
 
 const KernelSource& norm_source() {
   static const auto source = after_numbers("norm.cu", sources::norm_cu);
+  return source;
+}
+
+const KernelSource& update_source() {
+  static const auto source = after_numbers("update.cu", sources::update_cu);
   return source;
 }
 

@@ -21,6 +21,7 @@ struct KernelSource {
 
 const KernelSource& elementwise_source();
 const KernelSource& norm_source();
+const KernelSource& update_source();
 const KernelSource& vocab_loss_source();
 const KernelSource& fp8_source();
 

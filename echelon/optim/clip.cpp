@@ -1,5 +1,6 @@
 #include "echelon/optim/clip.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -28,6 +29,22 @@ by_kind(const std::vector<torch::Tensor>& tensors) {
 torch::Tensor
 moved(const torch::Tensor& tensor, torch::Device device, torch::Dtype dtype) {
   return tensor.to(device, dtype, /*non_blocking=*/!device.is_cpu());
+}
+
+// The kernel of loss scaling takes a factor that 16 bits may not represent, and
+// all tensors in one launch. Its factor is too coarse for float64.
+void multiply(
+    const std::vector<torch::Tensor>& tensors, const torch::Tensor& factor) {
+  const auto& first = tensors.front();
+  if (first.scalar_type() == torch::kFloat64) {
+    at::_foreach_mul_(tensors, moved(factor, first.device(), torch::kFloat64));
+    return;
+  }
+  auto found =
+      torch::empty({1}, torch::dtype(torch::kFloat32).device(first.device()));
+  at::_amp_foreach_non_finite_check_and_unscale_(
+      tensors, found,
+      moved(factor, first.device(), torch::kFloat32).reshape({1}));
 }
 
 }  // namespace detail
@@ -70,30 +87,20 @@ torch::Tensor gradient_norm_on_device(
   return norm_of(gradients_of(parameters), parameters, shared);
 }
 
-torch::Tensor clip_gradients_on_device(
-    const std::vector<torch::Tensor>& parameters, double max_norm,
-    const PartitionedGradients* shared) {
+torch::Tensor clip_factor(const torch::Tensor& norm, double max_norm) {
   if (!(max_norm > 0.0)) {
     throw ConfigError(format(
         "[optimizer] clip_norm={:f}: gradients are clipped to a norm above 0",
         max_norm));
   }
-  const torch::NoGradGuard no_grad;
-  const auto lists = gradients_of(parameters);
-  const auto norm = norm_of(lists, parameters, shared);
-  if (norm.is_cpu()) {  // a look at it saves a pass over the gradients
-    const double factor = max_norm / (norm.item<double>() + 1e-6);
-    if (!std::isfinite(norm.item<double>()) || factor >= 1.0) return norm;
+  if (norm.is_cpu()) {  // one operator in place of six
+    const double known = norm.item<double>();
+    const double factor =
+        std::isfinite(known) ? std::min(1.0, max_norm / (known + 1e-6)) : 1.0;
+    return torch::scalar_tensor(factor, torch::kFloat64);
   }
-  // 1 where the norm is small or not finite.
-  const auto factor = at::where(
+  return at::where(
       at::isfinite(norm), (max_norm / (norm + 1e-6)).clamp_max_(1.0), 1.0);
-  for (const auto& [kind, gradients] : lists) {
-    const auto& first = gradients.front();
-    at::_foreach_mul_(
-        gradients, detail::moved(factor, first.device(), factor.scalar_type()));
-  }
-  return norm;
 }
 
 double gradient_norm(
@@ -105,7 +112,16 @@ double gradient_norm(
 double clip_gradients(
     const std::vector<torch::Tensor>& parameters, double max_norm,
     const PartitionedGradients* shared) {
-  return clip_gradients_on_device(parameters, max_norm, shared).item<double>();
+  const torch::NoGradGuard no_grad;
+  const auto lists = gradients_of(parameters);
+  const auto norm = norm_of(lists, parameters, shared);
+  const auto factor = clip_factor(norm, max_norm);
+  if (factor.item<double>() != 1.0) {  // a look saves a pass over the gradients
+    for (const auto& [kind, gradients] : lists) {
+      detail::multiply(gradients, factor);
+    }
+  }
+  return norm.item<double>();
 }
 
 }  // namespace echelon

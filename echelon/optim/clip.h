@@ -48,14 +48,14 @@ double clip_gradients(
     const std::vector<torch::Tensor>& parameters, double max_norm,
     const PartitionedGradients* shared = nullptr);
 
-/// The same two without a wait: the norm is a float64 scalar on the device of
-/// the first parameter.
+/// gradient_norm() without a wait: a float64 scalar on the device of the first
+/// parameter.
 torch::Tensor gradient_norm_on_device(
     const std::vector<torch::Tensor>& parameters,
     const PartitionedGradients* shared = nullptr);
-torch::Tensor clip_gradients_on_device(
-    const std::vector<torch::Tensor>& parameters, double max_norm,
-    const PartitionedGradients* shared = nullptr);
+/// What clip_gradients() multiplies by, for Optimizer::step(): 1 where the norm
+/// is small or not finite. float64, where `norm` is. Throws as it does.
+torch::Tensor clip_factor(const torch::Tensor& norm, double max_norm);
 
 namespace detail {
 
@@ -72,6 +72,11 @@ by_kind(const std::vector<torch::Tensor>& tensors);
 /// the CPU read it at once; any other is only queued.
 torch::Tensor
 moved(const torch::Tensor& tensor, torch::Device device, torch::Dtype dtype);
+
+/// Multiplies tensors of one kind by a scalar, in place, and rounds each number
+/// once.
+void multiply(
+    const std::vector<torch::Tensor>& tensors, const torch::Tensor& factor);
 
 }  // namespace detail
 }  // namespace echelon

@@ -5,6 +5,7 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -47,6 +48,14 @@ Tensor unscale_list(const std::vector<Tensor>& gradients, const Tensor& scale) {
   at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, factor);
   if (exact) at::_foreach_div_(gradients, own);
   return found.squeeze(0);
+}
+
+// Checks alone. Returns 1 where a gradient is not finite, and so is the largest
+// magnitude.
+Tensor check_list(const std::vector<Tensor>& gradients, const Tensor&) {
+  const auto largest = at::stack(
+      at::_foreach_norm(gradients, std::numeric_limits<double>::infinity()));
+  return at::isfinite(largest).all().logical_not_();
 }
 
 // The device of the gradients; the CPU if there are none.
@@ -93,9 +102,10 @@ LossScaler::LossScaler(const PrecisionOptions& options, bool dynamic)
   load_state(state);
 }
 
-Tensor LossScaler::unscale_on_device(
+// `look` says of gradients of one kind whether one of them is not finite.
+Tensor LossScaler::next(
     const std::vector<Tensor>& gradients, const SumOverRanks& sum,
-    const Tensor& skip) {
+    const Tensor& skip, Look look) {
   const torch::NoGradGuard no_grad;
   const torch::Device device = device_of(gradients);
   if (state_.device() != device) {
@@ -104,7 +114,7 @@ Tensor LossScaler::unscale_on_device(
   const Tensor scale = state_[0].clone();
   auto found = torch::zeros({}, scale.options());
   for (auto& [_, list] : detail::by_kind(gradients)) {
-    const auto here = unscale_list(list, scale);
+    const auto here = look(list, scale);
     found = at::maximum(found, detail::moved(here, device, torch::kFloat64));
   }
   if (sum) sum(found);
@@ -129,10 +139,16 @@ Tensor LossScaler::unscale_on_device(
   return at::stack({overflowed, scale, state_[2]});
 }
 
+Tensor LossScaler::check_on_device(
+    const std::vector<Tensor>& gradients, const SumOverRanks& sum,
+    const Tensor& skip) {
+  return next(gradients, sum, skip, &check_list);
+}
+
 bool LossScaler::unscale(
     const std::vector<Tensor>& gradients, const SumOverRanks& sum) {
   const Tensor numbers =
-      unscale_on_device(gradients, sum).to(torch::kCPU).contiguous();
+      next(gradients, sum, {}, &unscale_list).to(torch::kCPU).contiguous();
   const auto* values = numbers.const_data_ptr<double>();
   check(values[1], values[2]);
   return values[0] == 0;

@@ -63,7 +63,7 @@ class LossScaler {
 
   bool active() const { return active_; }
   /// The scale, a float64 scalar on the CPU, or where the last gradients were.
-  /// A later unscale_on_device() makes another.
+  /// A later check_on_device() makes another.
   torch::Tensor scale_on_device() const { return state_[0]; }
   /// Waits for the device.
   double scale() const { return state().scale; }
@@ -79,15 +79,17 @@ class LossScaler {
   bool
   unscale(const std::vector<torch::Tensor>& gradients, const SumOverRanks& sum);
 
-  /// The same without a wait. Returns [overflowed, scale, overflows], float64
-  /// on the device of the gradients: 1 when the update must be skipped, else 0;
-  /// the scale by which the gradients were divided; steps skipped in a row.
+  /// The same without a wait and without the division: the gradients are read
+  /// and stay as they are, and 1 / scale is a factor of Optimizer::step() and
+  /// of their norms. Returns [overflowed, scale, overflows], float64 on the
+  /// device of the gradients: 1 when the update must be skipped, else 0; the
+  /// scale that the gradients have; steps skipped in a row.
   ///
   ///   skip  as Optimizer::step(): 1 leaves the scaler as it is
-  torch::Tensor unscale_on_device(
+  torch::Tensor check_on_device(
       const std::vector<torch::Tensor>& gradients, const SumOverRanks& sum,
       const torch::Tensor& skip = {});
-  /// Throws as unscale(), for numbers that unscale_on_device() returned.
+  /// Throws as unscale(), for numbers that check_on_device() returned.
   void check(double scale, double overflows) const;
 
   /// For checkpoints.
@@ -102,6 +104,12 @@ class LossScaler {
   void load_state(const State& state);
 
  private:
+  using Look = torch::Tensor (*)(
+      const std::vector<torch::Tensor>& gradients, const torch::Tensor& scale);
+  torch::Tensor next(
+      const std::vector<torch::Tensor>& gradients, const SumOverRanks& sum,
+      const torch::Tensor& skip, Look look);
+
   PrecisionOptions options_;
   bool dynamic_;
   bool active_;

@@ -1,5 +1,6 @@
 // step() collects the parameters that have a gradient into batches of one
-// device and dtype, and LibTorch's fused kernels update each batch by one call.
+// device and dtype, and a fused kernel updates each batch by one call: our own,
+// or LibTorch's.
 // State is kept by the parameter's number in the order of the groups, and made
 // at the start, so a checkpoint has all of it after any step.
 #include "echelon/optim/optimizer.h"
@@ -15,6 +16,7 @@
 
 #include "echelon/comm/nccl/accelerator.h"
 #include "echelon/error.h"
+#include "echelon/kernels/update.h"
 #include "echelon/optim/clip.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
@@ -106,11 +108,14 @@ Optimizer::Rate Optimizer::rate_of(const Batch& batch, double factor) {
   return static_cast<double>(static_cast<float>(rate));
 }
 
-void Optimizer::step(const torch::Tensor& skip) {
+void Optimizer::step(const torch::Tensor& skip, const torch::Tensor& factor) {
   const torch::NoGradGuard no_grad;
   // A CPU's flag is known, and saves the update.
   if (skip.defined() && skip.is_cpu() && skip.item<float>() != 0) return;
   const bool asks = skip.defined() && !skip.is_cpu();
+  // A CPU's factor is known, and 1 saves a pass over the gradients.
+  const bool scales =
+      factor.defined() && !(factor.is_cpu() && factor.item<double>() == 1);
   size_t index = 0;
   for (const auto& group : groups_) {
     std::map<detail::TensorKind, Batch> batches;
@@ -124,14 +129,20 @@ void Optimizer::step(const torch::Tensor& skip) {
       ++index;
     }
     for (const auto& [key, batch] : batches) {
-      std::optional<torch::Tensor> own;
-      if (asks) {
-        own = detail::moved(
-            skip, batch.parameters.front().device(), torch::kFloat32);
+      const auto& first = batch.parameters.front();
+      const auto here = [&](const torch::Tensor& number) {
+        return detail::moved(number, first.device(), torch::kFloat32);
+      };
+      How how{
+          .learning_rate = rate_of(batch, group.learning_rate_factor),
+          .weight_decay = group.weight_decay,
+          .by_our_kernels = kernels::takes_update(first)};
+      if (asks) how.skip = here(skip);
+      if (scales && how.by_our_kernels) how.factor = here(factor);
+      if (scales && !how.by_our_kernels) {
+        detail::multiply(batch.gradients, factor);
       }
-      update(
-          batch, rate_of(batch, group.learning_rate_factor), group.weight_decay,
-          own);
+      update(batch, how);
     }
   }
 }
@@ -218,6 +229,19 @@ void append_state(
   }
 }
 
+kernels::UpdateStep update_step(
+    const std::variant<double, torch::Tensor>& rate,
+    const std::optional<torch::Tensor>& factor,
+    const std::optional<torch::Tensor>& skip) {
+  kernels::UpdateStep step{.factor = factor, .skip = skip};
+  if (const auto* number = std::get_if<double>(&rate)) {
+    step.rate = *number;
+  } else {
+    step.rate_on_device = std::get<torch::Tensor>(rate);
+  }
+  return step;
+}
+
 class Sgd : public Optimizer {
  public:
   Sgd(const OptimizerOptions& options, std::vector<ParameterGroup> groups)
@@ -239,25 +263,33 @@ class Sgd : public Optimizer {
   }
 
  private:
-  void update(
-      const Batch& batch, const Rate& rate, double decay,
-      const std::optional<torch::Tensor>& skip) override {
+  void update(const Batch& batch, const How& how) override {
     // A buffer that starts at zero makes the first step like any other:
     // momentum * 0 + g.
     const auto buffers = momentum_ == 0.0 ? std::vector<torch::Tensor>{}
                                           : pick(buffers_, batch.indices);
+    const double decay = how.weight_decay;
+    if (how.by_our_kernels) {
+      return kernels::update_by_sgd(
+          {batch.parameters, batch.gradients}, buffers,
+          update_step(how.learning_rate, how.factor, how.skip),
+          {.momentum = momentum_,
+           .weight_decay = decay,
+           .nesterov = nesterov_});
+    }
     const auto& first = batch.parameters.front();
     if (first.is_cpu() && at::isReducedFloatingType(first.scalar_type())) {
-      return update_unfused(batch, buffers, std::get<double>(rate), decay);
+      return update_unfused(
+          batch, buffers, std::get<double>(how.learning_rate), decay);
     }
     std::visit(
         [&](const auto& number) {
           at::_fused_sgd_(
               batch.parameters, batch.gradients, buffers, decay, momentum_,
               number, /*dampening=*/0.0, nesterov_, /*maximize=*/false,
-              /*is_first_step=*/false, /*grad_scale=*/std::nullopt, skip);
+              /*is_first_step=*/false, /*grad_scale=*/std::nullopt, how.skip);
         },
-        rate);
+        how.learning_rate);
   }
 
   // LibTorch 2.11's fused kernel leaves blocks of bfloat16 and float16 tensors
@@ -316,27 +348,38 @@ class Adam : public Optimizer {
   }
 
  private:
-  void update(
-      const Batch& batch, const Rate& rate, double decay,
-      const std::optional<torch::Tensor>& skip) override {
+  void update(const Batch& batch, const How& how) override {
     const auto steps = pick(steps_, batch.indices);
     if (batch.parameters.front().is_cpu()) {
       for (const auto& step : steps) *step.data_ptr<float>() += 1.0f;
     } else {
       at::_foreach_add_(steps, 1);
-      if (skip) at::_foreach_sub_(steps, std::vector(steps.size(), *skip));
+      if (how.skip) {
+        at::_foreach_sub_(steps, std::vector(steps.size(), *how.skip));
+      }
+    }
+    const auto means = pick(exp_avg_, batch.indices);
+    const auto squares = pick(exp_avg_sq_, batch.indices);
+    if (how.by_our_kernels) {
+      return kernels::update_by_adam(
+          {batch.parameters, batch.gradients}, means, squares, steps,
+          update_step(how.learning_rate, how.factor, how.skip),
+          {.beta1 = beta1_,
+           .beta2 = beta2_,
+           .epsilon = epsilon_,
+           .weight_decay = how.weight_decay,
+           .decoupled = decoupled_decay_});
     }
     const auto kernel = [&](auto function) {
       std::visit(
           [&](const auto& number) {
             function(
-                batch.parameters, batch.gradients,
-                pick(exp_avg_, batch.indices), pick(exp_avg_sq_, batch.indices),
+                batch.parameters, batch.gradients, means, squares,
                 /*max_exp_avg_sqs=*/std::vector<torch::Tensor>{}, steps, number,
-                beta1_, beta2_, decay, epsilon_, /*amsgrad=*/false,
-                /*maximize=*/false, /*grad_scale=*/std::nullopt, skip);
+                beta1_, beta2_, how.weight_decay, epsilon_, /*amsgrad=*/false,
+                /*maximize=*/false, /*grad_scale=*/std::nullopt, how.skip);
           },
-          rate);
+          how.learning_rate);
     };
     if (decoupled_decay_) {
       kernel([](auto&&... arguments) { at::_fused_adamw_(arguments...); });

@@ -1,6 +1,7 @@
-// SGD, Adam and AdamW on ATen's fused kernels: one call updates a whole group
-// of parameters, several times as fast as torch::optim. The learning rate over
-// a run: warm-up, then constant, cosine, linear or step.
+// SGD, Adam and AdamW on fused kernels, our own on CUDA GPUs (kernels/update.h)
+// and ATen's elsewhere: one call updates a whole group of parameters, several
+// times as fast as torch::optim. The learning rate over a run: warm-up, then
+// constant, cosine, linear or step.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -52,10 +53,17 @@ class Optimizer {
   /// One update with the current gradients. Throws ConfigError for a sparse
   /// gradient.
   ///
-  ///   skip  a float32 scalar on any device: 1 leaves everything as it is, as
-  ///         if step() had not been called, and 0 does not; undefined: 0. The
-  ///         host does not wait for it.
-  void step(const torch::Tensor& skip = {});
+  /// The host does not wait for a device's `skip` and `factor`:
+  ///
+  ///   skip    a float32 scalar on any device: 1 leaves parameters and state as
+  ///           they are, as if step() had not been called, and 0 does not;
+  ///           undefined: 0
+  ///   factor  a float64 scalar on any device by which gradients are multiplied
+  ///           before all else: clip_factor(), the inverse of a loss scale;
+  ///           undefined: 1. Our kernels multiply as they read. ATen's do not,
+  ///           so the gradients themselves are multiplied there: with a factor,
+  ///           nothing may read them afterwards.
+  void step(const torch::Tensor& skip = {}, const torch::Tensor& factor = {});
 
   void zero_grad(ZeroGrad how = ZeroGrad::set_to_none);
 
@@ -93,9 +101,15 @@ class Optimizer {
   /// A number of the host, or, while a CUDA graph is captured, a float32 scalar
   /// on the device: a replay reads the rate of its own step there.
   using Rate = std::variant<double, torch::Tensor>;
-  virtual void update(
-      const Batch& batch, const Rate& learning_rate, double weight_decay,
-      const std::optional<torch::Tensor>& skip) = 0;
+  /// How a batch is updated; tensors are float32 scalars on its device.
+  struct How {
+    Rate learning_rate;
+    double weight_decay = 0;
+    std::optional<torch::Tensor> skip;
+    bool by_our_kernels = false;
+    std::optional<torch::Tensor> factor;  // for our kernels alone
+  };
+  virtual void update(const Batch& batch, const How& how) = 0;
 
  private:
   Rate rate_of(const Batch& batch, double factor);

@@ -88,6 +88,33 @@ TEST(LossScaler, AFixedScaleStays) {
   EXPECT_EQ(LossScaler({}, /*dynamic=*/false).scale(), 1);
 }
 
+// The optimizer divides them as it reads them.
+TEST(LossScaler, ChecksGradientsAndLeavesThem) {
+  LossScaler checked({.initial_loss_scale = 8, .loss_scale_growth = 2}, true);
+  LossScaler divided({.initial_loss_scale = 8, .loss_scale_growth = 2}, true);
+  const std::vector<float> largest = {1,          kInfinity,     3,    3,
+                                      -kInfinity, std::nanf(""), 65504};
+  for (const auto dtype :
+       {torch::kFloat32, torch::kFloat64, torch::kBFloat16, torch::kHalf}) {
+    for (const float value : largest) {
+      const auto gradient = torch::tensor({1.0f, value, 2.0f}).to(dtype);
+      const auto before = gradient.clone();
+      const double scale = divided.scale();
+      const auto found = checked.check_on_device(
+          {Tensor(), torch::empty({0}, dtype), gradient, numbers(dtype)},
+          kAlone);
+      EXPECT_TRUE(gradient[0].equal(before[0]));
+      EXPECT_TRUE(gradient.isfinite().equal(before.isfinite()));
+      const bool good =
+          divided.unscale({gradient.clone(), numbers(dtype)}, kAlone);
+      EXPECT_EQ(found[0].item<double>(), good ? 0 : 1) << value << dtype;
+      EXPECT_EQ(found[1].item<double>(), scale);
+      EXPECT_EQ(checked.scale(), divided.scale());
+      EXPECT_EQ(checked.state().overflows, divided.state().overflows);
+    }
+  }
+}
+
 // With gradients of zero the scale would double until it is infinite.
 TEST(LossScaler, StaysFinite) {
   LossScaler scaler(

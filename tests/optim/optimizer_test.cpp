@@ -240,6 +240,49 @@ TEST(Optimizer, NothingToUpdateIsFine) {
   make_optimizer(named(OptimizerKind::sgd), NamedTensors{})->step();
 }
 
+// As a pass over the gradients before the step, whether or not there was one.
+TEST(Optimizer, AFactorMultipliesTheGradients) {
+  for (const auto name :
+       {OptimizerKind::sgd, OptimizerKind::adam, OptimizerKind::adamw}) {
+    for (const auto dtype :
+         {torch::kFloat64, torch::kFloat32, torch::kBFloat16, torch::kHalf}) {
+      auto options = named(name);
+      options.momentum = 0.9;
+      auto whole = leaf(torch::ones({9}, dtype));
+      auto scaled = leaf(torch::ones({9}, dtype));
+      const auto first =
+          make_optimizer(options, NamedTensors{{"whole", whole}});
+      const auto second =
+          make_optimizer(options, NamedTensors{{"scaled", scaled}});
+      const auto gradient = torch::arange(9).to(dtype);
+      // 16 bits have few digits for the second factor, but not for what it
+      // leaves of a gradient.
+      const auto step = [&](auto& optimizer, double factor) {
+        optimizer->step({}, torch::full({}, factor, torch::kFloat64));
+      };
+      set_gradient(whole, gradient);
+      set_gradient(scaled, gradient * 0x1p12);
+      step(first, 0.7 * 0x1p-5);
+      step(second, 0.7 * 0x1p-17);
+      EXPECT_TRUE(whole.equal(scaled)) << to_string(name) << dtype;
+      const auto moved = first->state()[0].second;
+      EXPECT_TRUE(moved.equal(second->state()[0].second));
+      const double share = name == OptimizerKind::sgd ? 1 : 0.1;
+      EXPECT_NEAR(
+          moved[8].item<double>(), share * 8 * 0.7 * 0x1p-5,
+          dtype == torch::kBFloat16 ? 1e-3 : 1e-4);
+      // A factor of 1 is none, and a skipped step does not look at it.
+      set_gradient(whole, gradient);
+      set_gradient(scaled, gradient);
+      step(first, 1);
+      second->step();
+      EXPECT_TRUE(whole.equal(scaled)) << to_string(name) << dtype;
+      second->step(torch::ones({}), torch::full({}, NAN, torch::kFloat64));
+      EXPECT_TRUE(whole.equal(scaled)) << to_string(name) << dtype;
+    }
+  }
+}
+
 TEST(Clip, ScalesToTheNorm) {
   auto a = leaf(torch::zeros({3}, torch::kFloat64));
   auto b = leaf(torch::zeros({3}, torch::kFloat32));
@@ -254,6 +297,19 @@ TEST(Clip, ScalesToTheNorm) {
   EXPECT_NEAR(gradient_norm({a, b, unused}), 1.0, 1e-6);
   EXPECT_EQ(gradient_norm({}), 0.0);
   EXPECT_THROW(clip_gradients({a}, 0.0), ConfigError);
+}
+
+TEST(Clip, ItsFactorIsForTheOptimizer) {
+  const auto factor = [](double norm, double most) {
+    return clip_factor(torch::full({}, norm, torch::kFloat64), most)
+        .item<double>();
+  };
+  EXPECT_DOUBLE_EQ(factor(4, 1), 1 / (4 + 1e-6));
+  EXPECT_EQ(factor(4, 8), 1);
+  EXPECT_EQ(factor(0, 8), 1);
+  EXPECT_EQ(factor(INFINITY, 1), 1);
+  EXPECT_EQ(factor(NAN, 1), 1);
+  EXPECT_THROW(factor(4, 0), ConfigError);
 }
 
 TEST(Clip, SumsOverRanksBeforeTheRoot) {

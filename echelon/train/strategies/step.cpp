@@ -351,26 +351,23 @@ void TrainingState::load_loss_scale(const LossScaler::State& state) {
 }
 
 // Returns what the scaler does. Its first scale moves to the gradients' device.
-torch::Tensor TrainingState::unscale(const torch::Tensor& skip) {
+torch::Tensor TrainingState::check_scaled(const torch::Tensor& skip) {
   std::vector<torch::Tensor> gradients;
   for (const auto& parameter : optimizer_->parameters()) {
     gradients.push_back(parameter.grad());
   }
   const auto shared = model_->partitioned_gradients();
-  const auto numbers = scaler_.unscale_on_device(
+  const auto numbers = scaler_.check_on_device(
       gradients, shared ? shared->sum : SumOverRanks(), skip);
   use_scale();
   return numbers;
 }
 
-// The norm of all gradients, which are clipped if the job says so.
+// The norm of all gradients as backward left them.
 torch::Tensor TrainingState::norm() {
   const auto shared = model_->partitioned_gradients();
-  const auto* parts = shared ? &*shared : nullptr;
-  const auto parameters = optimizer_->parameters();
-  return options_.clip_norm > 0
-             ? clip_gradients_on_device(parameters, options_.clip_norm, parts)
-             : gradient_norm_on_device(parameters, parts);
+  return gradient_norm_on_device(
+      optimizer_->parameters(), shared ? &*shared : nullptr);
 }
 
 torch::Tensor TrainingState::update_on_device(
@@ -401,30 +398,41 @@ torch::Tensor TrainingState::update_parameters(
   const auto num_layers = static_cast<int64_t>(layers ? layers->size() : 0);
   Numbers numbers(kNumNumbers + num_layers, device_);
   if (skip.defined()) numbers.raise(kSkipped, skip);
-  // Norms and the clipping limit are of the true gradients, so these are
-  // unscaled first.
+  // The gradients are only read until the optimizer multiplies them by this, to
+  // unscale and to clip them. Norms and the clipping limit are of the unscaled
+  // ones.
+  torch::Tensor factor;
+  const auto times_factor = [&](const torch::Tensor& norms) {
+    if (!factor.defined()) return norms;
+    return norms * detail::moved(factor, norms.device(), torch::kFloat64);
+  };
   if (scaler_.active()) {
-    const auto scaled = unscale(skip);
+    const auto scaled = check_scaled(skip);
     numbers.raise(kSkipped, scaled[0]);
     numbers.set(kScale, scaled[1]);
     numbers.set(kOverflows, scaled[2]);
+    factor = scaled[1].reciprocal();
   }
   if (layers) {
     numbers.all()
         .narrow(0, kNumNumbers, num_layers)
-        .copy_(layer_norms_.measure(*model_, *layers, device_));
+        .copy_(times_factor(layer_norms_.measure(*model_, *layers, device_)));
   }
   const bool measured = options_.clip_norm > 0 || measure_norm || skips_;
   if (measured) {
-    numbers.set(kNorm, norm());
+    const auto whole = times_factor(norm());
+    numbers.set(kNorm, whole);
     numbers.raise_unless_finite(kSkipped, kNorm);
+    if (options_.clip_norm > 0) {
+      factor = times_factor(clip_factor(whole, options_.clip_norm));
+    }
   }
   torch::Tensor skipped;
   if (measured || skip.defined() || scaler_.active()) {
     skipped = numbers.one(kSkipped).to(torch::kFloat32);
   }
-  optimizer_->step(skipped);
-  optimizer_->zero_grad();
+  optimizer_->step(skipped, factor);
+  optimizer_->zero_grad();  // these may be scaled and clipped, or not
   if (!buffers_.empty()) restore_buffers(skipped);
   return numbers.all();
 }
