@@ -284,6 +284,7 @@ int64_t kernels_of(const std::string& name) {
       {"native_group_norm_backward", 3},
       {"largest_magnitude", 2},         // its memory is set to 0 first
       {"embedding_dense_backward", 8},  // a sort, its counts, the sums
+      {"embedding_gradient", 8},        // a sort, its places, the sums
       {"index_put_", 8},
       {"_index_put_impl_", 8}};
   const auto found = several.find(name);

@@ -13,6 +13,7 @@ namespace echelon::kernels {
 namespace sources {
 extern const std::string_view numbers_cu;
 extern const std::string_view elementwise_cu;
+extern const std::string_view embedding_cu;
 extern const std::string_view norm_cu;
 extern const std::string_view update_cu;
 extern const std::string_view vocab_loss_cu;
@@ -29,9 +30,9 @@ std::string warning_of(const KernelSource& source, const std::string& reason) {
   return "the GPU kernels of " + source.file + " cannot be used: " + reason +
          "\nLibTorch's operators compute instead. Results are the same up to "
          "rounding, but norms, rotary positions, SwiGLU, GELU, dropout, "
-         "rounding to 8 bits, the loss over a vocabulary and updates, where "
-         "their kernels are missing, pass over memory several times: steps "
-         "are slower and may need more memory.";
+         "rounding to 8 bits, embeddings, the loss over a vocabulary and "
+         "updates, where their kernels are missing, pass over memory several "
+         "times: steps are slower and may need more memory.";
 }
 
 }  // namespace
@@ -39,6 +40,12 @@ std::string warning_of(const KernelSource& source, const std::string& reason) {
 const KernelSource& elementwise_source() {
   static const auto source =
       after_numbers("elementwise.cu", sources::elementwise_cu);
+  return source;
+}
+
+const KernelSource& embedding_source() {
+  static const auto source =
+      after_numbers("embedding.cu", sources::embedding_cu);
   return source;
 }
 

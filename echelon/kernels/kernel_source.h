@@ -20,6 +20,7 @@ struct KernelSource {
 };
 
 const KernelSource& elementwise_source();
+const KernelSource& embedding_source();
 const KernelSource& norm_source();
 const KernelSource& update_source();
 const KernelSource& vocab_loss_source();

@@ -179,6 +179,21 @@ std::multiset<std::string> our_operators() {
       {parts[0], parts[1], parts[2]},
       {torch::empty_like(parts[0]), torch::empty_like(parts[1]),
        torch::empty_like(parts[2])});
+  LayerList tables;
+  tables.add(
+      "table",
+      [] {
+        auto table = std::make_shared<VocabParallelEmbedding>(
+            64, 16, TensorParallel{}, "wte");
+        table->to(torch::kBFloat16);
+        return table;
+      },
+      [](VocabParallelEmbedding& table, const Tensor& ids) {
+        return table.forward(ids);
+      });
+  const auto table = counting::build_on_meta(tables[0]).module;
+  back(dynamic_cast<VocabParallelEmbedding&>(*table).forward(
+      torch::empty({2, 3}, integers)));
   back(vocab_cross_entropy(
       make({2, 3, 64}), torch::empty({2, 3}, integers), 64, {}));
   at::removeCallback(callback);
@@ -199,14 +214,15 @@ TEST(UsesKernels, ForwardAndBackwardRunTheKernelsOrLibTorchsOperators) {
            {"dropout_mask", 1},
            {"dropout", 2},
            {"rotate", 4},
+           {"embedding_gradient", 1},
            {"vocab_sums", 1},
            {"vocab_gradient", 1}}) {
     EXPECT_EQ(with_kernels.count(name), count) << name;
   }
   testing::internal::CaptureStderr();
   for (const auto* source :
-       {&kernels::elementwise_source(), &kernels::norm_source(),
-        &kernels::vocab_loss_source()}) {
+       {&kernels::elementwise_source(), &kernels::embedding_source(),
+        &kernels::norm_source(), &kernels::vocab_loss_source()}) {
     EXPECT_FALSE(choices.use(*source, 0, [] { return "NVRTC is missing"; }));
   }
   EXPECT_THAT(our_operators(), IsEmpty());

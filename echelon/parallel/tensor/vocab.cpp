@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "echelon/error.h"
+#include "echelon/kernels/embedding.h"
 #include "echelon/kernels/vocab_loss.h"
 #include "echelon/layers/low_precision.h"
 #include "echelon/layers/parameter_owner.h"
@@ -100,6 +101,9 @@ struct Lookup : torch::CustomClassHolder {
 Tensor gradient_of_rows(
     const Tensor& gradient, const Tensor& ids, int64_t rows,
     int64_t padding = -1) {
+  if (kernels::takes_embedding(gradient)) {
+    return kernels::embedding_gradient(gradient, ids, rows, padding);
+  }
   return at::embedding_dense_backward(
              for_sums(gradient), ids, rows, padding,
              /*scale_grad_by_freq=*/false)
@@ -128,8 +132,10 @@ class Rows : public torch::autograd::Function<Rows> {
 };
 
 Tensor rows_of_table(const Tensor& weight, const Tensor& ids) {
-  return is_low_precision(weight.scalar_type()) ? Rows::apply(weight, ids)
-                                                : at::embedding(weight, ids);
+  return is_low_precision(weight.scalar_type()) ||
+                 kernels::takes_embedding(weight)
+             ? Rows::apply(weight, ids)
+             : at::embedding(weight, ids);
 }
 
 // Looks up the ids of this rank, with zeros for others, and sums over the
