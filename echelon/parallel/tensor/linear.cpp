@@ -154,21 +154,30 @@ bool has_gradient_memory(const Tensor& weight, const Tensor& x) {
          parameter_owner_of(weight) && cast_for_matmul(weight).is_same(weight);
 }
 
+// x times a weight [in, out], plus its bias: at::linear without history.
+Tensor linear_without_history(
+    const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const auto rows = as_rows(x);
+  const auto y =
+      bias.defined() ? at::addmm(bias, rows, weight) : at::mm(rows, weight);
+  return y.view(with_features(x, weight.size(1)));
+}
+
 // x times each weight, plus its bias.
 variable_list plain_linear(
     const Tensor& x, const std::vector<LinearWeights>& weights,
     WeightLayout layout) {
   variable_list outputs;
   for (const auto& one : weights) {
-    NodePointer<PlainLinear> node;
-    if (has_gradient_memory(one.weight, x)) {
-      node = make_node<PlainLinear>(x, one, layout);
+    const auto matrix = in_by_out(one.weight, layout);
+    if (!has_gradient_memory(one.weight, x)) {
+      outputs.push_back(at::linear(x, matrix.t(), one.bias));
+      continue;
     }
-    std::optional<at::AutoDispatchBelowADInplaceOrView> below_autograd;
-    if (node) below_autograd.emplace();
-    outputs.push_back(
-        at::linear(x, in_by_out(one.weight, layout).t(), one.bias));
-    if (node) torch::autograd::set_history(outputs.back(), node);
+    auto node = make_node<PlainLinear>(x, one, layout);
+    outputs.push_back(linear_without_history(x, matrix, one.bias));
+    torch::autograd::set_history(outputs.back(), node);
   }
   return outputs;
 }
