@@ -108,18 +108,19 @@ struct PlainLinear : torch::autograd::Node {
   PlainLinear(const Tensor& x, const LinearWeights& all, WeightLayout layout)
       : Node(torch::autograd::collect_next_edges(x, all.weight, all.bias)),
         x_(x, false),
-        weight_(all.weight, false),
-        layout_(layout) {}
+        place_(all.weight.detach()),
+        layout_(layout) {
+    if (x.requires_grad()) weight_ = {all.weight, false};
+  }
 
   variable_list apply(variable_list&& gradients) override {
     const std::lock_guard lock(mutex_);
     variable_list results(3);
     if (!gradients[0].defined()) return results;
     const Tensor x = x_.unpack();
-    const Tensor weight = weight_.unpack();
     const Tensor rows = as_rows(x), gradient = as_rows(gradients[0]);
     if (task_should_compute_output(0)) {
-      const auto back = in_by_out(weight, layout_).t();
+      const auto back = in_by_out(weight_.unpack(), layout_).t();
       results[0] = gradient.mm(back).view(x.sizes());
     }
     if (task_should_compute_output(1)) {
@@ -129,7 +130,7 @@ struct PlainLinear : torch::autograd::Node {
       if (torch::GradMode::is_enabled()) {  // a second derivative may come
         results[1] = left.mm(right);
       } else {
-        results[1] = gradient_memory(weight, x);
+        results[1] = gradient_memory(place_, x);
         at::mm_out(results[1], left, right);
       }
     }
@@ -144,7 +145,9 @@ struct PlainLinear : torch::autograd::Node {
   }
 
  private:
-  torch::autograd::SavedVariable x_, weight_;
+  torch::autograd::SavedVariable x_;
+  torch::autograd::SavedVariable weight_;  // for x's gradient
+  Tensor place_;  // the weight, whose values may not be there any more
   WeightLayout layout_;
 };
 
