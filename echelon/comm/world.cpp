@@ -150,16 +150,18 @@ World::~World() {
   impl_->end_communicators();
   if (!impl_->store || impl_->hub) return;
   impl_->group.reset();
-  // Rank 0 serves the store, so it stays until the others have left, unless the
-  // job is failing: then nobody may be there to answer.
-  if (impl_->failing()) return;
+  // Rank 0 may serve the store, so it stays until the others have left. They
+  // may be about to read why a job is failing; or they never leave then, so
+  // that it stays for a second alone.
+  const bool failing = impl_->failing();
+  if (failing && impl_->env.store_is_served) return;
   try {
     const auto key = [](int r) { return format("left/{}", r); };
     impl_->store->set(key(rank()), "1");
     if (rank() == 0) {
       std::vector<std::string> keys;
       for (int r = 0; r < size(); ++r) keys.push_back(key(r));
-      impl_->store->wait(keys, std::chrono::seconds(5));
+      impl_->store->wait(keys, std::chrono::seconds(failing ? 1 : 5));
     }
   } catch (const std::exception&) {
     // A peer that failed has reported it itself.
