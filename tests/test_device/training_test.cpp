@@ -94,6 +94,39 @@ TEST(OnTheTestDevice, EveryLayoutEqualsOneDevice) {
   }
 }
 
+// The rows of a vocabulary of 67 ids are padded to 128 on a device, and not on
+// a CPU. The head is tied.
+TEST(OnTheTestDevice, TheVocabularyIsPadded) {
+  TempFolder folder;
+  Job job = small_gpt(write_tokens(folder));
+  job.layout.dp_shard = 2;
+  for (const bool on_device : {false, true}) {
+    run_ranks(
+        2,
+        [&](World& world) {
+          at::set_num_threads(1);
+          SmallRun run(job, world);
+          std::map<std::string, int64_t> elements;
+          for (const auto& group : run.state.model().optimizer_groups(0)) {
+            for (const auto& [name, shard] : group.parameters) {
+              elements[name] = shard.numel();
+            }
+          }
+          // Two equal shards; without padding the last one ends earlier.
+          const int64_t all = job.model.hidden_size * (on_device ? 128 : 67);
+          const int64_t first = (all / 2 + 15) / 16 * 16;
+          EXPECT_EQ(
+              elements.at("transformer.wte/decay"),
+              world.rank() == 0 ? first : all - first);
+          for (const auto& part : run.state.model().parameters()) {
+            if (part.name != "transformer.wte.weight") continue;
+            EXPECT_LE(part.range->end, 67 * job.model.hidden_size);
+          }
+        },
+        on_device ? on_test_device() : CommOptions());
+  }
+}
+
 // A model of stages 1 and 2 begins to unshard after its update.
 TEST(OnTheTestDevice, AModelMayEndWhileItUnshards) {
   TempFolder folder;

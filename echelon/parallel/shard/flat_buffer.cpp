@@ -119,12 +119,10 @@ void FlatBuffer::lay_out(const Named& parameters) {
   for (auto& parameter : parameters_) {
     parameter.begin = round_up(end, kAlignment);
     if (parameter.begin > end) gaps_.push_back({end, parameter.begin});
-    end = parameter.begin + parameter.numel;
-    if (decays(parameter.tensor)) decay_end_ = end;
-    if (parameter.room == parameter.numel) continue;
-    const int64_t zeros = end;
     end = parameter.begin + parameter.room;
-    gaps_.push_back({zeros, end});
+    const int64_t zeros = parameter.begin + parameter.numel;
+    if (end > zeros) gaps_.push_back({zeros, end});
+    if (decays(parameter.tensor)) decay_end_ = end;
   }
   const int64_t size = context_.shard.size();
   shard_numel_ =

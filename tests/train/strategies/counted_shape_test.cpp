@@ -142,6 +142,34 @@ TEST(CountedShape, GradientsAreAddedUp) {
   }
 }
 
+// 259 ids are no multiple of 128. On a GPU, the head's matmul takes zeros that
+// lie behind the weight, and copies nothing.
+TEST(CountedShape, GpusPadTheVocabularyInMemory) {
+  const std::string path = testing::TempDir() + "/counted_shape.txt";
+  std::ofstream(path) << std::string(4000, 'a');
+  for (const char* tied : {"true", "false"}) {
+    SCOPED_TRACE(tied);
+    const cost::ModelShape model = counted_shape(job_of(
+        "name = \"llama\"\nlayers = 1\nhidden_size = 32\nheads = 2\n"
+        "intermediate_size = 64\n"
+        "max_positions = 16\nvocab_size = 259\ntie_embeddings = " +
+            std::string(tied),
+        "name = \"text\"\nsources = [\"" + path + "\"]\nsequence = 8",
+        "[precision]\ncompute = \"bf16\"\n[comm]\ndevice = \"cuda\"\n"
+        "[layout]\nfsdp = 2\n"));
+    int64_t padded = 0;
+    for (const auto& layer : model.layers) {
+      for (const auto* pass : {&layer.forward, &layer.backward}) {
+        for (const auto& one : *pass) {
+          EXPECT_EQ(one.name.find("pad"), std::string::npos) << one.name;
+          padded += one.m == 384 || one.n == 384 || one.k == 384;
+        }
+      }
+    }
+    EXPECT_EQ(padded, 3);  // forward, and the gradients of x and the weight
+  }
+}
+
 TEST(CountedShape, ConvolutionsAreMatmuls) {
   const cost::ModelShape model =
       counted_shape(job_of("name = \"simple_cnn\"", kImages));
