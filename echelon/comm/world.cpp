@@ -119,6 +119,14 @@ RankGpus gpus_seen(const CommOptions& options, const RankEnvironment& env) {
   return {.rank = env.rank};
 }
 
+// MKL chooses its vector functions in the first call. Where several threads
+// make that call together, one of them may get functions of low accuracy, with
+// relative errors of 3e-9. So one thread makes it first.
+void choose_vector_functions() {
+  static std::once_flag once;
+  std::call_once(once, [] { at::exp(torch::zeros({8}, torch::kFloat64)); });
+}
+
 std::unique_ptr<World::Impl>
 make_alone(const RankEnvironment& env, const CommOptions& options) {
   local::keep_freed_memory();
@@ -141,7 +149,9 @@ std::string to_string(BackendKind kind) {
   return names[static_cast<size_t>(kind)];
 }
 
-World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
+  choose_vector_functions();
+}
 World::World(World&&) noexcept = default;
 World& World::operator=(World&&) noexcept = default;
 
@@ -150,9 +160,9 @@ World::~World() {
   impl_->end_communicators();
   if (!impl_->store || impl_->hub) return;
   impl_->group.reset();
-  // Rank 0 may serve the store, so it stays until the others have left. They
-  // may be about to read why a job is failing; or they never leave then, so
-  // that it stays for a second alone.
+  // Rank 0 may serve the store, so it stays until the others have left. When
+  // the job is failing, some may still have to read why, and some may never
+  // leave: then it stays for a second at most.
   const bool failing = impl_->failing();
   if (failing && impl_->env.store_is_served) return;
   try {

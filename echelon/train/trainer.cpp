@@ -22,7 +22,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
 #include <utility>
 
 #include "echelon/architecture/language_model.h"
@@ -1104,14 +1103,6 @@ void Loop::write_outcome() {
   write_run_report(job_, source_, world_, folder_, recorder_->take(), summary);
 }
 
-// MKL chooses its vector functions in the first call. Where several threads
-// make that together, one of them may get others, with errors of 3e-9: so one
-// thread calls first.
-void choose_vector_functions() {
-  static std::once_flag once;
-  std::call_once(once, [] { at::exp(torch::zeros({8}, torch::kFloat64)); });
-}
-
 }  // namespace
 
 TrainResult train(const Job& job, World& world, const OwnParts& own) {
@@ -1127,7 +1118,6 @@ TrainResult train(const Job& job, World& world, const OwnParts& own) {
 TrainResult train(
     const Job& job, World& world, const std::filesystem::path& folder,
     const OwnParts& own, const TrainDoors& doors) {
-  choose_vector_functions();
   at::set_num_threads(
       job.train.threads > 0 ? static_cast<int>(job.train.threads)
                             : world.compute_threads());
