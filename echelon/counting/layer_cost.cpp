@@ -85,8 +85,8 @@ struct Lifetime {
   bool kept = false;  // CountOptions::keep
 };
 
-// The memory of flat parameters: backward writes gradients of matrices into a
-// flat gradient too.
+// The flat parameters and their flat gradient, into which backward writes
+// gradients of matrices.
 class FlatMemory : public ParameterOwner {
  public:
   FlatMemory(torch::Tensor parameters, torch::Tensor gradients)

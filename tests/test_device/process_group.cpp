@@ -17,9 +17,8 @@
 // - Only contiguous tensors of this device are taken.
 // - allocateTensor() allocates from a pool of the communicator, which must be
 //   connected. While a stream is captured, the graph's pool comes first.
-// - A collective may hang whose tensors are registered on some ranks alone:
-// that
-//   is reported.
+// - A collective may hang when its memory is registered on some ranks alone.
+//   That is reported.
 //
 // Calls of one communicator are numbered when they are queued and run in that
 // order, whatever streams they are on.

@@ -22,8 +22,8 @@
 // Forward and backward see full parameters, which are views of an unsharded
 // buffer in the compute dtype. A unit is all-gathered before it is used, up to
 // options.prefetch units ahead, and resharded when other units are used (stage
-// 3). A gradient is written into a flat gradient by the layer, or copied there
-// as soon as autograd has it: clone it to keep it beyond a hook of your own.
+// 3). A layer writes its gradient into a flat gradient, or it is copied there
+// as soon as autograd has it. A hook that keeps a gradient has to clone it.
 // When all gradients of a unit have arrived, the flat gradient is
 // reduce-scattered while backward continues. All ranks reduce the units in one
 // order, the last unit first, in whatever order they become ready.
@@ -148,9 +148,9 @@ class ShardedUnits {
   size_t size() const;
   /// The index of the unit that has `parameter`, if there is one.
   std::optional<size_t> unit_of(const torch::Tensor& parameter) const;
-  /// Call for a parameter that several layers use, before the first backward.
-  /// Their gradients are summed before they are stored. Without this call they
-  /// are too, but that takes memory for one of them more.
+  /// Call before the first backward for a parameter that several layers use:
+  /// autograd sums their gradients, and the sum is stored. Without this call
+  /// the result is the same, but takes memory for one gradient more.
   void share(const torch::Tensor& parameter);
 
   /// `forward`, with the units unsharded while it runs and when backward
