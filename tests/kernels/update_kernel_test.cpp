@@ -224,8 +224,8 @@ void compare(const Way& way, const Tensors& start, double factor = 1) {
     expect_near(all.parameters[i], exact.parameter, "parameter");
     if (way.states > 0) expect_near(all.first[i], exact.first, "first");
     if (way.states > 1) expect_near(all.second[i], exact.second, "second");
+    // Gradients and numbers of steps are only read.
     EXPECT_TRUE(all.gradients[i].equal(start.gradients[i]));
-    // The memory around the tensors is not theirs.
     EXPECT_EQ(all.steps[i].item<float>(), start.steps[i].item<float>());
   }
 }
