@@ -379,6 +379,126 @@ TEST(ElementwiseKernels, DropoutScalesWhatItKeeps) {
   });
 }
 
+// The last row, or the last elements, of a tensor of more than 2^32 elements.
+TEST(ElementwiseKernels, RotateHugeTensors) {
+  torch::manual_seed(5);
+  const int64_t sample = (int64_t{1} << 20) + 3, numbers = 32 * 128;
+  const auto x = torch::randn({1, 1, 32, 128});
+  const auto [exact_table, table] = tables(128, 1);
+  const auto out = torch::zeros_like(x);
+  auto all = heads<float>(x);
+  all.x = host::begin_of_huge(all.x, sample * numbers);
+  host::launch_in_turn(
+      1, kThreads,
+      [&] {
+        host::rotate<float, 4>(
+            all, {}, {}, of<float>(table.cosine), of<float>(table.sine),
+            host::begin_of_huge(to<float>(out), sample * numbers), 1, 64, 1,
+            false);
+      },
+      sample);
+  expect_near(out, rotate(x.to(torch::kFloat64), exact_table), "rotated");
+}
+
+TEST(ElementwiseKernels, SwigluOfHugeTensors) {
+  torch::manual_seed(6);
+  const int64_t row = (int64_t{1} << 22) + 5, width = 1024;
+  const auto gate = torch::randn({1, width}), up = torch::randn({1, width}),
+             gradient = torch::randn({1, width});
+  const auto out = torch::zeros({1, width}),
+             gradients = torch::zeros({1, 2 * width});
+  const auto begin = [&](const Tensor& x, int64_t stride) {
+    return host::begin_of_huge(to<float>(x), row * stride);
+  };
+  // Four pieces of 64 threads of 4 elements; rows of both in one tensor.
+  host::launch_in_turn(
+      4, 64,
+      [&] {
+        host::swiglu<float, 4>(
+            begin(gate, 2 * width), begin(up, 2 * width), begin(out, width),
+            width, 2 * width, 4);
+        host::swiglu_gradient<float, 4>(
+            begin(gradient, width), begin(gate, 2 * width),
+            begin(up, 2 * width), begin(gradients, 2 * width), width, 2 * width,
+            4);
+      },
+      row * 4);
+  EXPECT_TRUE(out.equal(swiglu_on_host<float, 4>(gate, up)));
+  const auto expected = swiglu_gradient_on_host<float, 4>(gradient, gate, up);
+  EXPECT_TRUE(gradients.equal(torch::cat(expected, 1)));
+}
+
+TEST(ElementwiseKernels, GeluOfHugeTensors) {
+  torch::manual_seed(7);
+  constexpr int64_t kWidth = int64_t{4} * host::kGeluLanes;  // one tile
+  const auto x = torch::randn({1, kWidth}).mul(3);
+  const auto gradient = torch::randn({1, kWidth});
+  const auto expected = gelu_on_host<float, 4>(gradient, x, 1);
+  const auto out = torch::zeros_like(x), to_x = torch::zeros_like(x),
+             sums = torch::zeros({kWidth});
+  unsigned counter = 0;
+  const int64_t part = int64_t{1} << 26, first = part * kWidth;
+  host::launch_in_turn(
+      1, host::kGeluLanes,
+      [&] {
+        host::gelu<float, 4>(
+            host::begin_of_huge(of<float>(x), first),
+            host::begin_of_huge(to<float>(out), first), &counter,
+            first + kWidth, 1);
+      },
+      part);
+  // A block of one row, which is not the last of its tile.
+  host::launch_block(part, host::kGeluLanes, [&] {
+    host::gelu_gradient<float, 4>(
+        host::begin_of_huge(of<float>(gradient), first),
+        host::begin_of_huge(of<float>(x), first),
+        host::begin_of_huge(to<float>(to_x), first),
+        host::begin_of_huge(to<float>(sums), first), nullptr, &counter,
+        part + 1, kWidth, static_cast<int>(part + 1));
+  });
+  EXPECT_EQ(counter, 1U);
+  EXPECT_TRUE(out.equal(expected.out));
+  EXPECT_TRUE(to_x.equal(expected.to_x));
+  EXPECT_TRUE(sums.equal(expected.to_bias));
+}
+
+TEST(ElementwiseKernels, DropoutOfHugeTensors) {
+  torch::manual_seed(8);
+  const int64_t row = (int64_t{1} << 22) + 1, width = 2044, counters = 512;
+  const auto x = torch::randn({1, width}), out = torch::zeros_like(x);
+  const auto position = torch::tensor({int64_t{6}}, torch::kInt64);
+  // The mask of row number `at`.
+  const auto mask_of = [&](int64_t at) {
+    const auto mask = torch::full({1, width}, 9, torch::kUInt8);
+    const auto* numbers = host::begin_of_huge(
+        reinterpret_cast<const long long*>(position.const_data_ptr<int64_t>()),
+        at);
+    host::launch_in_turn(
+        counters / 256, 256,
+        [&] {
+          host::dropout_mask(
+              numbers, numbers,
+              host::begin_of_huge(mask.data_ptr<uint8_t>(), at * width), at + 1,
+              width, counters, 5, 0x40000000);
+        },
+        at * counters / 256);
+    return mask;
+  };
+  const auto mask = mask_of(row);
+  EXPECT_TRUE(mask.equal(mask_of(0)));
+  host::launch_in_turn(
+      width / 28, 28,
+      [&] {
+        host::dropout<float, 1>(
+            host::begin_of_huge(of<float>(x), row * width),
+            host::begin_of_huge(mask.const_data_ptr<uint8_t>(), row * width),
+            host::begin_of_huge(to<float>(out), row * width), (row + 1) * width,
+            1.25F);
+      },
+      row * width / 28);
+  EXPECT_TRUE(out.equal(dropout_on_host<float, 1>(x, mask, 1.25F)));
+}
+
 // On meta tensors that stand for a GPU's, shapes and nothing else.
 TEST(ElementwiseKernels, GiveShapesOfMetaTensors) {
   const auto x = torch::empty(

@@ -157,9 +157,8 @@ TEST(EmbeddingKernels, FrequentTokensDoNotStagnate) {
 TEST(EmbeddingKernels, IndexMoreElementsThan32BitsDo) {
   const int64_t width = 1 << 20, token = 5000;
   const auto row = torch::randn({width});
-  const auto* all = reinterpret_cast<const float*>(
-      reinterpret_cast<uintptr_t>(row.const_data_ptr<float>()) -
-      static_cast<uintptr_t>(token * width) * sizeof(float));
+  const auto* all =
+      host::begin_of_huge(row.const_data_ptr<float>(), token * width);
   const auto order = torch::tensor({token}, torch::kInt64);
   const auto first = torch::tensor({0, 1}, torch::kInt64);
   const auto out = torch::zeros({width});

@@ -152,6 +152,43 @@ TEST(Fp8Kernels, RoundAndTransposeMatrices) {
   EXPECT_TRUE((found.rows & 0x7f).eq(0x7f).all().item<bool>());
 }
 
+// The last tile of a matrix of more than 2^32 elements.
+TEST(Fp8Kernels, IndexMoreElementsThan32BitsDo) {
+  torch::manual_seed(3);
+  constexpr int64_t kColumns = 16 * host::kTile;
+  const int64_t first = int64_t{1} << 22, rows = first + host::kTile;
+  const auto x = torch::randn({host::kTile, kColumns});
+  const auto* begin =
+      host::begin_of_huge(x.const_data_ptr<float>(), first * kColumns);
+  unsigned largest = 0;
+  host::launch_block(first * kColumns / 256, 256, [&] {
+    host::largest_magnitude<float, 4>(
+        host::begin_of_huge(x.const_data_ptr<float>(), first * kColumns * 4),
+        &largest, first * kColumns * 4 + 1024, first * kColumns / 256 + 1);
+  });
+  const auto most = x.view(-1).narrow(0, 0, 1024).abs().max();
+  EXPECT_EQ(largest, host::magnitude_bits(most.item<float>()));
+
+  largest = host::magnitude_bits(x.abs().max().item<float>());
+  const auto expected = round_on_host<float, false>(x, true, true);
+  const auto by_rows = torch::zeros({host::kTile, kColumns}, torch::kUInt8);
+  // Memory that nothing touches costs nothing.
+  const auto transposed = torch::empty({kColumns, rows}, torch::kUInt8);
+  float scale = 0;
+  const int64_t across = kColumns / host::kTile;
+  for (int64_t tile = 0; tile < across; ++tile) {
+    host::launch_block(first / host::kTile * across + tile, 256, [&] {
+      host::to_fp8<float, false>(
+          begin, &largest,
+          host::begin_of_huge(by_rows.data_ptr<uint8_t>(), first * kColumns),
+          transposed.data_ptr<uint8_t>(), &scale, rows, kColumns,
+          static_cast<unsigned>(across));
+    });
+  }
+  EXPECT_TRUE(by_rows.equal(expected.rows));
+  EXPECT_TRUE(transposed.narrow(1, first, host::kTile).equal(expected.columns));
+}
+
 // On meta tensors that stand for a GPU's.
 TEST(Fp8Kernels, GiveShapesOfMetaTensors) {
   const auto x = torch::empty(

@@ -57,36 +57,51 @@ inline unsigned short float_to_half(float value) {
 /// The order in which blocks end. A GPU promises none.
 enum class BlockOrder { forwards, backwards };
 
-/// A launch of `blocks` blocks of `threads` threads. A block's threads are
-/// threads here; blocks run one after the other.
+/// Block number `block` of a launch. Its threads are threads here.
+inline void
+launch_block(int64_t block, int threads, const std::function<void()>& kernel) {
+  threads_of_block = std::make_unique<std::barrier<>>(threads);
+  blockDim.x = threads;
+  blockIdx.x = static_cast<int>(block);
+  std::vector<std::thread> all;
+  for (int thread = 0; thread < threads; ++thread) {
+    all.emplace_back([&, thread] {
+      threadIdx.x = thread;
+      kernel();
+    });
+  }
+  for (auto& one : all) one.join();
+}
+
+/// A launch of `blocks` blocks of `threads` threads, one block after the other.
 inline void launch(
     int64_t blocks, int threads, const std::function<void()>& kernel,
     BlockOrder order = BlockOrder::forwards) {
-  threads_of_block = std::make_unique<std::barrier<>>(threads);
-  blockDim.x = threads;
   for (int64_t i = 0; i < blocks; ++i) {
-    const int64_t block = order == BlockOrder::forwards ? i : blocks - 1 - i;
-    blockIdx.x = static_cast<int>(block);
-    std::vector<std::thread> all;
-    for (int thread = 0; thread < threads; ++thread) {
-      all.emplace_back([&, thread] {
-        threadIdx.x = thread;
-        kernel();
-      });
-    }
-    for (auto& one : all) one.join();
+    launch_block(
+        order == BlockOrder::forwards ? i : blocks - 1 - i, threads, kernel);
   }
 }
 
 /// The same of a kernel whose threads do not wait for each other: they run one
-/// after the other.
+/// after the other. The first block is number `first`.
 inline void launch_in_turn(
-    int64_t blocks, int threads, const std::function<void()>& kernel) {
+    int64_t blocks, int threads, const std::function<void()>& kernel,
+    int64_t first = 0) {
   blockDim.x = threads;
-  for (int64_t block = 0; block < blocks; ++block) {
+  for (int64_t block = first; block < first + blocks; ++block) {
     blockIdx.x = static_cast<int>(block);
     for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) kernel();
   }
+}
+
+/// Where a tensor begins whose element number `index` is at `data`. A kernel
+/// takes it as a huge tensor, as long as it touches nothing before `data`.
+template <class T>
+T* begin_of_huge(T* data, int64_t index) {
+  return reinterpret_cast<T*>(
+      reinterpret_cast<uintptr_t>(data) -
+      static_cast<uintptr_t>(index) * sizeof(T));
 }
 
 #define __global__

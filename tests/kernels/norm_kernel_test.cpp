@@ -234,6 +234,40 @@ TEST(NormKernels, ALargeMeanLosesNoDigits) {
       1e-3);
 }
 
+// The last row of a tensor of more than 2^32 elements.
+TEST(NormKernels, IndexMoreElementsThan32BitsDo) {
+  torch::manual_seed(3);
+  const Case one{1, 2048, 128, 1};
+  const std::vector<Tensor> in = {
+      torch::randn({1, 2048}) + 2, torch::randn({1, 2048}),
+      torch::randn({2048}) + 1,    torch::randn({2048}),
+      torch::randn({1, 2048}),     torch::randn({1, 2048})};
+  const auto expected = run<float, 4, true>(one, in);
+  const int64_t row = (int64_t{1} << 21) + 7, rows = row + 1;
+  const auto begin = [&](const Tensor& x) {
+    return host::begin_of_huge(to<float>(x), row * one.width);
+  };
+  const auto sum = torch::zeros_like(in[0]), out = torch::zeros_like(in[0]),
+             for_sum = torch::zeros_like(in[0]);
+  const auto statistics = torch::empty({2, rows + kernels::kNormCounters});
+  host::launch_block(row, one.threads, [&] {
+    host::norm<float, 4, true>(
+        begin(in[0]), begin(in[1]), of<float>(in[2]), of<float>(in[3]),
+        begin(sum), begin(out), to<float>(statistics), rows, one.width,
+        static_cast<float>(kEps));
+  });
+  host::launch_block(row, one.threads, [&] {
+    host::norm_gradient<float, 4, true>(
+        begin(in[4]), begin(in[5]), begin(sum), of<float>(in[2]),
+        to<float>(statistics), begin(for_sum), nullptr, nullptr, rows,
+        one.width, rows);
+  });
+  EXPECT_TRUE(out.equal(expected[0]));
+  EXPECT_TRUE(sum.equal(expected[1]));
+  EXPECT_TRUE(for_sum.equal(expected[2]));
+  EXPECT_TRUE(statistics.select(1, row).equal(expected[4].select(1, 0)));
+}
+
 // On meta tensors that stand for a GPU's, shapes and nothing else.
 TEST(NormKernels, GiveShapesOfMetaTensors) {
   const auto low = torch::dtype(torch::kBFloat16).device(torch::kMeta);

@@ -310,9 +310,7 @@ TEST(UpdateKernels, IndexMoreElementsThan32BitsDo) {
     const int64_t behind = begin + 3 * kernels::kUpdateElements;
     const auto all = make(torch::kFloat32, {100}, 0), start = all.copy();
     const auto before = [&](const std::vector<Tensor>& list) {
-      return reinterpret_cast<float*>(
-          reinterpret_cast<uintptr_t>(list[0].data_ptr<float>()) -
-          static_cast<uintptr_t>(behind) * sizeof(float));
+      return host::begin_of_huge(list[0].data_ptr<float>(), behind);
     };
     const host::Updated<float> one = {before(all.parameters),
                                       before(all.gradients),

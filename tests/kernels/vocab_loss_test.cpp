@@ -148,6 +148,39 @@ TEST(VocabLossKernels, BFloat16RoundsToTheNearest) {
   EXPECT_TRUE(std::isnan(host::to_float(stored)));
 }
 
+// The last row of logits of more than 2^32 elements.
+TEST(VocabLossKernels, IndexMoreElementsThan32BitsDo) {
+  torch::manual_seed(2);
+  const int64_t row = (int64_t{1} << 21) + 7, width = 2048;
+  const auto logits = torch::randn({1, width}),
+             sums = torch::empty({3, row + 1}),
+             gradient = torch::zeros({1, width}), scale = torch::rand({1});
+  const auto ids = torch::tensor({int64_t{5}}, torch::kInt64);
+  const auto total = logits.logsumexp(1);
+  const auto expected_sums = torch::zeros({3, 1}),
+             expected = torch::zeros({1, width});
+  run_kernels<float>(
+      {torch::kFloat32, 1, width, width, 0, 8}, logits, ids, expected_sums,
+      total, scale, expected);
+  const auto* rows =
+      host::begin_of_huge(logits.const_data_ptr<float>(), row * width);
+  const auto* targets = host::begin_of_huge(
+      reinterpret_cast<const long long*>(ids.const_data_ptr<int64_t>()), row);
+  host::launch_block(row, 8, [&] {
+    host::vocab_sums(
+        rows, targets, sums.data_ptr<float>(), row + 1, width, width);
+  });
+  host::launch_block(row, 8, [&] {
+    host::vocab_gradient(
+        rows, targets, host::begin_of_huge(total.const_data_ptr<float>(), row),
+        host::begin_of_huge(scale.const_data_ptr<float>(), row),
+        host::begin_of_huge(gradient.data_ptr<float>(), row * width), width,
+        width, width);
+  });
+  EXPECT_TRUE(sums.select(1, row).equal(expected_sums.select(1, 0)));
+  EXPECT_TRUE(gradient.equal(expected));
+}
+
 // On meta tensors that stand for a GPU's, shapes and nothing else.
 TEST(VocabLossKernels, GiveShapesOfMetaTensors) {
   const auto rows =
