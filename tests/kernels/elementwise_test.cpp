@@ -539,7 +539,7 @@ TEST(ElementwiseKernels, GiveShapesOfMetaTensors) {
 // With CUDA's compiler, where there is one.
 TEST(ElementwiseKernels, CompileForEveryArchitectureWithoutSpills) {
   ECHELON_NEED_NVCC();
-  expect_compiles_without_spills("elementwise.cu");
+  expect_compiles_without_spills("elementwise.cu", host::kGeluThreads);
 }
 
 }  // namespace echelon::elementwise_kernel_test

@@ -188,7 +188,7 @@ TEST(EmbeddingKernels, GiveShapesOfMetaTensors) {
 // With CUDA's compiler, where there is one.
 TEST(EmbeddingKernels, CompileForEveryArchitectureWithoutSpills) {
   ECHELON_NEED_NVCC();
-  expect_compiles_without_spills("embedding.cu");
+  expect_compiles_without_spills("embedding.cu", host::kEmbeddingThreads);
 }
 
 }  // namespace echelon::embedding_kernel_test

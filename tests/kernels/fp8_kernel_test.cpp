@@ -211,7 +211,7 @@ TEST(Fp8Kernels, GiveShapesOfMetaTensors) {
 // With CUDA's compiler, where there is one.
 TEST(Fp8Kernels, CompileForEveryArchitectureWithoutSpills) {
   ECHELON_NEED_NVCC();
-  expect_compiles_without_spills("fp8.cu");
+  expect_compiles_without_spills("fp8.cu", host::kLargestThreads);
 }
 
 }  // namespace echelon::fp8_kernel_test

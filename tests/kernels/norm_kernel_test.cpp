@@ -309,7 +309,7 @@ TEST(NormKernels, GiveShapesOfMetaTensors) {
 // With CUDA's compiler, where there is one.
 TEST(NormKernels, CompileForEveryArchitectureWithoutSpills) {
   ECHELON_NEED_NVCC();
-  expect_compiles_without_spills("norm.cu");
+  expect_compiles_without_spills("norm.cu", kernels::kNormThreads);
 }
 
 }  // namespace echelon::norm_kernel_test

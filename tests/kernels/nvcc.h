@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -20,42 +21,76 @@ inline constexpr const char* kNvcc = "/usr/local/cuda/bin/nvcc";
 #define ECHELON_NEED_NVCC() \
   if (!std::filesystem::exists(kNvcc)) GTEST_SKIP() << "no " << kNvcc
 
-/// A line for each kernel of what ptxas says: registers of a thread, shared
-/// memory of a block.
-inline void
-print_resources(const std::string& architecture, const std::string& said) {
+/// What one multiprocessor has room for: "CUDA C++ Programming Guide", compute
+/// capabilities. All have 65,536 registers.
+struct Multiprocessor {
+  const char* architecture;
+  int warps, blocks, shared_kib;
+};
+inline constexpr Multiprocessor kMultiprocessors[] = {
+    {"sm_80", 64, 32, 164},
+    {"sm_90", 64, 32, 228},
+    {"sm_100", 64, 32, 228},
+    {"sm_120", 48, 24, 100},
+};
+
+/// The share of a multiprocessor's warps that can run at once, in percent, by
+/// blocks of `threads` threads with `shared` bytes each.
+inline int
+occupancy(const Multiprocessor& on, int threads, int registers, int shared) {
+  const auto up = [](int x, int unit) { return (x + unit - 1) / unit * unit; };
+  const int warps = up(threads, 32) / 32;
+  // Registers are given to warps in units of 256, and every 4th warp is of the
+  // same quarter. A block's shared memory has 1 KiB for the system.
+  const int by_registers = 65536 / up(registers * 32, 256) / 4 * 4 / warps;
+  const int by_shared = on.shared_kib * 1024 / up(shared + 1024, 128);
+  const int blocks =
+      std::min({on.blocks, on.warps / warps, by_registers, by_shared});
+  return 100 * blocks * warps / on.warps;
+}
+
+/// A line for each kernel of what ptxas says, and what follows for blocks of
+/// `threads` threads.
+inline void print_resources(
+    const Multiprocessor& on, const std::string& said, int threads) {
   static const std::regex kernel(
-      "Function properties for (\\w+)[^U]*Used (\\d+) registers"
-      "(?:[^\n]*, (\\d+) bytes smem)?");
+      "Function properties for (\\w+)[^U]*, (\\d+) bytes spill stores[^U]*"
+      "Used (\\d+) registers(?:[^\n]*, (\\d+) bytes smem)?");
   for (std::sregex_iterator it(said.begin(), said.end(), kernel), end;
        it != end; ++it) {
-    const std::string shared = (*it)[3].matched ? (*it)[3].str() : "0";
+    const int registers = std::stoi((*it)[3].str());
+    const int shared = (*it)[4].matched ? std::stoi((*it)[4].str()) : 0;
     std::printf(
-        "%-8s %-36s %4s registers %6s bytes shared\n", architecture.c_str(),
-        (*it)[1].str().c_str(), (*it)[2].str().c_str(), shared.c_str());
+        "%-7s %-34s %3d registers, %s spilled, %5d bytes shared, "
+        "occupancy %3d %%\n",
+        on.architecture, (*it)[1].str().c_str(), registers,
+        (*it)[2].str().c_str(), shared,
+        occupancy(on, threads, registers, shared));
   }
 }
 
 /// Compiles a file of echelon/kernels after numbers.cu, as NVRTC does, for each
-/// architecture. No kernel may spill registers.
-inline void expect_compiles_without_spills(const std::string& file) {
+/// architecture. No kernel may spill registers. Its blocks have at most
+/// `threads` threads.
+inline void
+expect_compiles_without_spills(const std::string& file, int threads) {
   const TempFolder folder;
   const std::string both = folder.path("both.cu");
   const auto text = [](const std::string& name) {
     return testing_support::read_file(source_path("echelon/kernels/" + name));
   };
   std::ofstream(both) << text("numbers.cu") << text(file);
-  for (const char* architecture : {"sm_80", "sm_90", "sm_100", "sm_120"}) {
+  for (const auto& on : kMultiprocessors) {
     testing_support::Command compiler(
         {kNvcc, "-cubin", "-std=c++17", "-Xptxas", "-v",
-         std::string("-arch=") + architecture, "-o", folder.path("cubin"),
+         std::string("-arch=") + on.architecture, "-o", folder.path("cubin"),
          both});
     EXPECT_EQ(compiler.wait(), 0) << compiler.err();
     EXPECT_THAT(compiler.err(), testing::HasSubstr(" 0 bytes spill stores"));
     EXPECT_THAT(
         compiler.err(),
         testing::Not(testing::ContainsRegex("[1-9][0-9]* bytes spill")));
-    print_resources(architecture, compiler.err());
+    print_resources(on, compiler.err(), threads);
   }
 }
 

@@ -523,7 +523,7 @@ TEST(UpdateKernels, MoveTheLeastBytesThatAnUpdateCan) {
 // With CUDA's compiler, where there is one.
 TEST(UpdateKernels, CompileForEveryArchitectureWithoutSpills) {
   ECHELON_NEED_NVCC();
-  expect_compiles_without_spills("update.cu");
+  expect_compiles_without_spills("update.cu", host::kUpdateThreads);
 }
 
 }  // namespace echelon::update_kernel_test

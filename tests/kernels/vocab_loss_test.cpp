@@ -204,7 +204,7 @@ TEST(VocabLossKernels, GiveShapesOfMetaTensors) {
 // With CUDA's compiler, where there is one.
 TEST(VocabLossKernels, CompileForEveryArchitectureWithoutSpills) {
   ECHELON_NEED_NVCC();
-  expect_compiles_without_spills("vocab_loss.cu");
+  expect_compiles_without_spills("vocab_loss.cu", kernels::kVocabLossThreads);
 }
 
 }  // namespace echelon::vocab_loss_kernel_test
