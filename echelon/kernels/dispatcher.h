@@ -2,6 +2,9 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/types.h>
+
+#include <optional>
 
 namespace echelon::kernels {
 
@@ -12,6 +15,11 @@ auto operator_named(const char* name) {
   return c10::Dispatcher::singleton()
       .findSchemaOrThrow(name, "")
       .template typed<Signature>();
+}
+
+/// As an operator takes what may be left out.
+inline std::optional<torch::Tensor> if_defined(const torch::Tensor& x) {
+  return x.defined() ? std::optional(x) : std::nullopt;
 }
 
 }  // namespace echelon::kernels

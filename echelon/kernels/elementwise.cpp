@@ -226,17 +226,21 @@ Tensor dropout_mask_on_gpu(
   return mask;
 }
 
-Tensor dropout_on_gpu(const Tensor& x, const Tensor& keep, double scale) {
+Tensor dropout_on_gpu(
+    const Tensor& x, const Tensor& keep, double scale,
+    const std::optional<Tensor>& residual) {
   const auto in = x.contiguous(), mask = keep.contiguous();
+  const auto more = residual ? residual->contiguous() : Tensor();
   auto out = torch::empty(in.sizes(), in.options());
   const void* from = in.const_data_ptr();
   const void* kept = mask.const_data_ptr();
+  const void* added = residual ? more.const_data_ptr() : nullptr;
   void* to = out.mutable_data_ptr();
   int64_t n = in.numel();
   auto factor = static_cast<float>(scale);
   launch_flat(
-      "dropout", in, {&in, &mask, &out},
-      std::array<void*, 5>{&from, &kept, &to, &n, &factor});
+      "dropout", in, {&in, &mask, residual ? &more : &in, &out},
+      std::array<void*, 6>{&from, &kept, &added, &to, &n, &factor});
   return out;
 }
 
@@ -338,7 +342,9 @@ TORCH_LIBRARY_FRAGMENT(echelon, library) {
   library.def(
       "dropout_mask(Tensor first, Tensor sample_key, int width, int stream, "
       "int threshold) -> Tensor");
-  library.def("dropout(Tensor x, Tensor keep, float scale) -> Tensor");
+  library.def(
+      "dropout(Tensor x, Tensor keep, float scale, Tensor? residual) -> "
+      "Tensor");
 }
 TORCH_LIBRARY_IMPL(echelon, CUDA, library) {
   library.impl("rotate", rotate_on_gpu);
@@ -372,9 +378,11 @@ TORCH_LIBRARY_IMPL(echelon, Meta, library) {
   library.impl(
       "dropout_mask", [](const Tensor& first, const Tensor&, int64_t width,
                          int64_t, int64_t) { return mask_like(first, width); });
-  library.impl("dropout", [](const Tensor& x, const Tensor&, double) {
-    return contiguous_like(x);
-  });
+  library.impl(
+      "dropout",
+      [](const Tensor& x, const Tensor&, double, const std::optional<Tensor>&) {
+        return contiguous_like(x);
+      });
 }
 
 bool takes_elementwise(const Tensor& x) {
@@ -399,11 +407,9 @@ Tensor rotate(
   static const auto op = operator_named<Tensor(
       const Tensor&, const std::optional<Tensor>&, const std::optional<Tensor>&,
       const Tensor&, const Tensor&, double, bool)>("echelon::rotate");
-  const auto given = [](const Tensor& x) {
-    return x.defined() ? std::make_optional(x) : std::nullopt;
-  };
   return op.call(
-      queries, given(keys), given(values), cosine, sine, sign, neighbours);
+      queries, if_defined(keys), if_defined(values), cosine, sine, sign,
+      neighbours);
 }
 
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
@@ -446,11 +452,12 @@ Tensor dropout_mask(
       int64_t{threshold});
 }
 
-Tensor dropout(const Tensor& x, const Tensor& keep, double scale) {
-  static const auto op =
-      operator_named<Tensor(const Tensor&, const Tensor&, double)>(
-          "echelon::dropout");
-  return op.call(x, keep, scale);
+Tensor dropout(
+    const Tensor& x, const Tensor& keep, double scale, const Tensor& residual) {
+  static const auto op = operator_named<Tensor(
+      const Tensor&, const Tensor&, double, const std::optional<Tensor>&)>(
+      "echelon::dropout");
+  return op.call(x, keep, scale, if_defined(residual));
 }
 
 }  // namespace echelon::kernels

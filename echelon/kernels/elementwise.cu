@@ -328,19 +328,26 @@ extern "C" __global__ void dropout_mask(
   }
 }
 
-// x * scale where kept, else 0, of n elements. K divides n and the addresses.
+// x * scale where kept, else 0, of n elements, plus `residual` unless it is
+// null. K divides n and the addresses.
 template <class T, int K>
 __device__ void dropout(
-    const T* x, const unsigned char* keep, T* out, long long n, float scale) {
+    const T* x, const unsigned char* keep, const T* residual, T* out,
+    long long n, float scale) {
   const long long at = global_thread() * K;
   if (at >= n) return;
   const auto in = *reinterpret_cast<const Packet<T, K>*>(x + at);
   const auto kept = *reinterpret_cast<const Packet<unsigned char, K>*>(keep + at);
+  Packet<T, K> more;
+  if (residual != nullptr) {
+    more = *reinterpret_cast<const Packet<T, K>*>(residual + at);
+  }
   Packet<T, K> result;
   for (int k = 0; k < K; ++k) {
+    const float value = kept.values[k] != 0 ? to_float(in.values[k]) * scale : 0;
     store(
         result.values[k],
-        kept.values[k] != 0 ? to_float(in.values[k]) * scale : 0);
+        residual != nullptr ? value + to_float(more.values[k]) : value);
   }
   *reinterpret_cast<Packet<T, K>*>(out + at) = result;
 }
@@ -377,9 +384,9 @@ __device__ void dropout(
         gradient, x, out, partial, for_bias, counters, rows, width, parts);   \
   }                                                                           \
   extern "C" __global__ void dropout_##name(                                  \
-      const T* x, const unsigned char* keep, T* out, long long n,             \
-      float scale) {                                                          \
-    dropout<T, K>(x, keep, out, n, scale);                                    \
+      const T* x, const unsigned char* keep, const T* residual, T* out,       \
+      long long n, float scale) {                                             \
+    dropout<T, K>(x, keep, residual, out, n, scale);                          \
   }
 #define ECHELON_ELEMENTWISE(name, T)        \
   ECHELON_ELEMENTWISE_OF(name, T, 1)        \

@@ -79,8 +79,10 @@ torch::Tensor dropout_mask(
     const torch::Tensor& first, const torch::Tensor& sample_key, int64_t width,
     uint64_t stream, uint32_t threshold);
 
-/// x * scale where `keep` is true, else 0.
-torch::Tensor
-dropout(const torch::Tensor& x, const torch::Tensor& keep, double scale);
+/// x * scale where `keep` is true, else 0; plus `residual`, unless it is
+/// undefined, in the same dtype and sizes.
+torch::Tensor dropout(
+    const torch::Tensor& x, const torch::Tensor& keep, double scale,
+    const torch::Tensor& residual = {});
 
 }  // namespace echelon::kernels

@@ -31,10 +31,6 @@ constexpr int64_t kNormBlocksOfThreads = 4;  // times as many of fewer threads
 static_assert(
     kNormBlocks * kNormBlocksOfThreads <= kNormGroup * (kNormCounters - 1));
 
-MaybeTensor if_defined(const Tensor& x) {
-  return x.defined() ? MaybeTensor(x) : std::nullopt;
-}
-
 const void* address_of(const MaybeTensor& x) {
   return x ? x->const_data_ptr() : nullptr;
 }

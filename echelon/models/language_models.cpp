@@ -173,11 +173,15 @@ AttentionFrame frame_of(
 }
 
 // x [batch, sequence, hidden], or its sharded tokens, with dropout if
-// `training`. `name` is unique in the model. Throws ConfigError without keys.
+// `training`, plus `residual` unless it is undefined. `name` is unique in the
+// model. Throws ConfigError without keys.
 Tensor drop(
     const Tensor& x, const AttentionFrame& frame,
-    const LanguageContext& context, const std::string& name, bool training) {
-  if (!training || context.shape.dropout == 0) return x;
+    const LanguageContext& context, const std::string& name, bool training,
+    const Tensor& residual = {}) {
+  if (!training || context.shape.dropout == 0) {
+    return residual.defined() ? residual + x : x;
+  }
   if (!frame.keys.defined()) {
     throw ConfigError(format(
         "{}: dropout={:f} draws from the samples' keys, an int64 tensor "
@@ -186,11 +190,15 @@ Tensor drop(
         name, context.shape.dropout));
   }
   const bool flat = context.parallel.context.is_used() && x.dim() == 3;
+  const auto rows_of = [&](const Tensor& x) {
+    return flat && x.defined() ? x.flatten(0, 1) : x;
+  };
   const auto dropped = dropout(
-      flat ? x.flatten(0, 1) : x, frame.keys,
+      rows_of(x), frame.keys,
       {.probability = context.shape.dropout, .stream = dropout_stream(name)},
       place_of_tokens(
-          context.parallel, frame.batch, frame.sequence, frame.total));
+          context.parallel, frame.batch, frame.sequence, frame.total),
+      rows_of(residual));
   return flat ? dropped.view(x.sizes()) : dropped;
 }
 
@@ -244,14 +252,19 @@ class TransformerBlock : public torch::nn::Module {
     const auto input = before_attention_->forward_sum(tuple.x, Tensor());
     auto attended = attention_->forward(input.norm, frame);
     if (after_attention_) attended = after_attention_->forward(attended);
-    attended =
-        drop(attended, frame, context_, attention_dropout_, is_training());
-    const auto middle = before_mlp_->forward_sum(input.sum, attended);
+    // The norm adds up, unless dropout does.
+    const bool drops = is_training() && context_.shape.dropout > 0;
+    const auto middle =
+        drops ? before_mlp_->forward_sum(
+                    drop(
+                        attended, frame, context_, attention_dropout_,
+                        /*training=*/true, input.sum),
+                    Tensor())
+              : before_mlp_->forward_sum(input.sum, attended);
     auto y = feed_forward(middle.norm, frame, tuple);
     if (after_mlp_) y = after_mlp_->forward(y);
-    return tuple.with(
-        middle.sum +
-        drop(y, frame, context_, name_ + ".mlp.dropout", is_training()));
+    return tuple.with(drop(
+        y, frame, context_, name_ + ".mlp.dropout", is_training(), middle.sum));
   }
 
  protected:

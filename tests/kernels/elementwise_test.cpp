@@ -352,12 +352,15 @@ TEST(ElementwiseKernels, MasksAreTheWordsOfPhilox) {
 }
 
 template <class T, int K>
-Tensor dropout_on_host(const Tensor& x, const Tensor& keep, float scale) {
+Tensor dropout_on_host(
+    const Tensor& x, const Tensor& keep, float scale,
+    const Tensor& residual = {}) {
   auto out = torch::full(x.sizes(), 7, x.options());
   host::launch_in_turn(x.numel() / kThreads / K + 1, kThreads, [&] {
     host::dropout<T, K>(
         of<T>(x), static_cast<const unsigned char*>(keep.const_data_ptr()),
-        to<T>(out), x.numel(), scale);
+        residual.defined() ? of<T>(residual) : nullptr, to<T>(out), x.numel(),
+        scale);
   });
   return out;
 }
@@ -376,6 +379,11 @@ TEST(ElementwiseKernels, DropoutScalesWhatItKeeps) {
     expect_near(found, exact, torch::toString(dtype));
     EXPECT_TRUE(
         (dropout_on_host<T, 16 / sizeof(T)>(x, keep, 1.25F)).equal(found));
+    const auto residual = torch::randn({64}).to(dtype);
+    const auto sum = dropout_on_host<T, 1>(x, keep, 1.25F, residual);
+    expect_near(sum, exact + residual.to(torch::kFloat64), "with a residual");
+    EXPECT_TRUE((dropout_on_host<T, 16 / sizeof(T)>(x, keep, 1.25F, residual))
+                    .equal(sum));
   });
 }
 
@@ -492,11 +500,12 @@ TEST(ElementwiseKernels, DropoutOfHugeTensors) {
         host::dropout<float, 1>(
             host::begin_of_huge(of<float>(x), row * width),
             host::begin_of_huge(mask.const_data_ptr<uint8_t>(), row * width),
+            host::begin_of_huge(of<float>(x), row * width),
             host::begin_of_huge(to<float>(out), row * width), (row + 1) * width,
             1.25F);
       },
       row * width / 28);
-  EXPECT_TRUE(out.equal(dropout_on_host<float, 1>(x, mask, 1.25F)));
+  EXPECT_TRUE(out.equal(dropout_on_host<float, 1>(x, mask, 1.25F, x)));
 }
 
 // On meta tensors that stand for a GPU's, shapes and nothing else.
@@ -534,6 +543,7 @@ TEST(ElementwiseKernels, GiveShapesOfMetaTensors) {
   EXPECT_EQ(mask.sizes(), (std::vector<int64_t>{6, 10}));
   EXPECT_EQ(mask.scalar_type(), torch::kBool);
   EXPECT_EQ(kernels::dropout(x, mask, 2).sizes(), x.sizes());
+  EXPECT_EQ(kernels::dropout(x, mask, 2, x).sizes(), x.sizes());
 }
 
 // With CUDA's compiler, where there is one.

@@ -137,26 +137,34 @@ auto run_keeper() {
 }
 #endif
 
-// x * scale where kept, else 0.
-Tensor kept(const Tensor& x, const Tensor& mask, double scale) {
-  if (kernels::takes_elementwise(x)) return kernels::dropout(x, mask, scale);
+// x * scale where kept, else 0; plus `residual`, unless it is undefined.
+Tensor kept(
+    const Tensor& x, const Tensor& mask, double scale, const Tensor& residual) {
+  if (kernels::takes_elementwise(x)) {
+    return kernels::dropout(x, mask, scale, residual);
+  }
   if (!x.is_cpu()) {
-    return at::where(mask, x * scale, at::zeros({}, x.options()));
+    const auto y = at::where(mask, x * scale, at::zeros({}, x.options()));
+    return residual.defined() ? residual + y : y;
   }
   const auto in = x.contiguous();
+  const auto more = residual.defined() ? residual.contiguous() : residual;
   auto out = at::empty(in.sizes(), in.options());
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kBFloat16, at::kHalf, in.scalar_type(), "dropout", [&] {
         const auto* from = in.const_data_ptr<scalar_t>();
         const auto* keep = mask.const_data_ptr<bool>();
+        const auto* added =
+            more.defined() ? more.const_data_ptr<scalar_t>() : nullptr;
         auto* to = out.data_ptr<scalar_t>();
         using Wide = at::opmath_type<scalar_t>;
         const auto factor = static_cast<Wide>(scale);
         at::parallel_for(
             0, in.numel(), int64_t{1} << 15, [&](int64_t begin, int64_t end) {
               for (int64_t i = begin; i < end; ++i) {
-                const auto x = static_cast<Wide>(from[i]) * factor;
-                to[i] = keep[i] ? static_cast<scalar_t>(x) : scalar_t(0);
+                Wide x = keep[i] ? static_cast<Wide>(from[i]) * factor : 0;
+                if (added != nullptr) x += static_cast<Wide>(added[i]);
+                to[i] = static_cast<scalar_t>(x);
               }
             });
       });
@@ -165,12 +173,15 @@ Tensor kept(const Tensor& x, const Tensor& mask, double scale) {
 
 class Kept : public torch::autograd::Function<Kept> {
  public:
+  using MaybeTensor = std::optional<Tensor>;
+
   static Tensor forward(
       AutogradContext* context, const Tensor& x, const Tensor& mask,
-      double scale) {
+      double scale, const MaybeTensor& residual) {
     context->save_for_backward({mask});
     context->saved_data["scale"] = scale;
-    return kept(x, mask, scale);
+    context->saved_data["adds"] = residual.has_value();
+    return kept(x, mask, scale, residual.value_or(Tensor()));
   }
 
   static variable_list
@@ -178,8 +189,9 @@ class Kept : public torch::autograd::Function<Kept> {
     return {
         Kept::apply(
             gradients[0], context->get_saved_variables()[0],
-            context->saved_data["scale"].toDouble()),
-        Tensor(), Tensor()};
+            context->saved_data["scale"].toDouble(), MaybeTensor()),
+        Tensor(), Tensor(),
+        context->saved_data["adds"].toBool() ? gradients[0] : Tensor()};
   }
 };
 
@@ -382,12 +394,17 @@ Tensor detail::keep_mask(
 
 Tensor dropout(
     const Tensor& x, const Tensor& keys, const DropoutSource& source,
-    const DropoutPlace& place) {
-  if (source.probability == 0) return x;
+    const DropoutPlace& place, const Tensor& residual) {
+  const bool adds = residual.defined();
+  if (source.probability == 0) return adds ? residual + x : x;
   check(x, keys, source, place);
-  return Kept::apply(
+  const bool alike = !adds || (residual.sizes() == x.sizes() &&
+                               residual.scalar_type() == x.scalar_type());
+  const auto y = Kept::apply(
       x, detail::keep_mask(x, keys, source, place),
-      1 / (1 - source.probability));
+      1 / (1 - source.probability),
+      adds && alike ? std::optional(residual) : std::nullopt);
+  return alike ? y : residual + y;
 }
 
 }  // namespace echelon

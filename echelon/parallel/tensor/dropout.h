@@ -69,7 +69,10 @@ DropoutPlace place_of_scores(
 ///
 ///   x        floating-point, with rows at `place`
 ///   keys     int64 [batch], a random number for each sample of the batch
-///   returns  a new tensor; x itself where the probability is 0
+///   residual is added to the result, in the same pass where its dtype and
+///            sizes are those of x; undefined: nothing is
+///   returns  a new tensor; x itself where the probability is 0 and nothing is
+///            added
 ///
 /// Differentiable any number of times. Stores a mask of one byte per element. A
 /// CPU core makes a million elements in about 2 ms; GPUs have a kernel. Throws
@@ -77,7 +80,8 @@ DropoutPlace place_of_scores(
 /// or too few keys.
 torch::Tensor dropout(
     const torch::Tensor& x, const torch::Tensor& keys,
-    const DropoutSource& source, const DropoutPlace& place = {});
+    const DropoutSource& source, const DropoutPlace& place = {},
+    const torch::Tensor& residual = {});
 
 namespace detail {
 

@@ -147,6 +147,34 @@ TEST(Dropout, GradientsOfAllOrders) {
   EXPECT_TRUE(torch::allclose(second, 2 * factor * factor * w));
 }
 
+// A residual is added in the same pass, in the order of the sum apart.
+TEST(Dropout, AddsAResidual) {
+  const auto x = parity::random({2, 30}, 1).requires_grad_();
+  const auto residual = parity::random({2, 30}, 2).requires_grad_();
+  const auto w = parity::random({2, 30}, 3);
+  const auto keys = keys_of({1, 2});
+  const auto y = dropout(x, keys, kSource, {}, residual);
+  EXPECT_TRUE(y.equal(residual + dropout(x, keys, kSource)));
+  const auto found = torch::autograd::grad({(y * w).sum()}, {x, residual});
+  EXPECT_TRUE(found[0].equal(dropout(w, keys, kSource)));
+  EXPECT_TRUE(found[1].equal(w));
+  // Rows that are not contiguous, and another dtype.
+  const auto turned = parity::random({30, 2}, 4).t();
+  EXPECT_TRUE(dropout(x, keys, kSource, {}, turned)
+                  .equal(turned + dropout(x, keys, kSource)));
+  const auto wide = dropout(
+      x.detach().to(torch::kBFloat16), keys, kSource, {}, residual.detach());
+  EXPECT_EQ(wide.scalar_type(), torch::kFloat64);
+  // Low precision is rounded once.
+  for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
+    const auto low = x.detach().to(dtype), more = residual.detach().to(dtype);
+    const auto exact = dropout(low.to(torch::kFloat32), keys, kSource) +
+                       more.to(torch::kFloat32);
+    EXPECT_TRUE(dropout(low, keys, kSource, {}, more).equal(exact.to(dtype)));
+  }
+  EXPECT_TRUE(dropout(x, {}, {0.0, 1}, {}, residual).equal(residual + x));
+}
+
 TEST(Dropout, AnEmptyBatchIsEmpty) {
   EXPECT_EQ(dropout(torch::empty({0, 4}), keys_of({}), kSource).numel(), 0);
 }

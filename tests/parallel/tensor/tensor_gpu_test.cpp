@@ -248,6 +248,10 @@ TEST_P(TensorGpu, Dropout) {
       y.backward(g.detach());
       exact.backward(exact_g.detach());
       expect_tensor("x", exact_x.grad(), x.grad().cpu(), tolerance());
+      expect_tensor(
+          "with a residual",
+          dropout(exact_x, keys, source, place, exact_g).detach(),
+          dropout(x, keys, source, place, g).detach().cpu(), tolerance());
     }
   }
 }
