@@ -58,6 +58,7 @@ Json written(const CountedOperator& one) {
     json["collective"] = to_string(*one.collective);
     json["axis"] = short_name(one.axis);
   }
+  if (one.one_weight) json["one_weight"] = true;
   if (one.causal) json["causal"] = true;
   if (one.launches != 1) json["launches"] = one.launches;
   if (one.for_weight) json["for_weight"] = true;
@@ -176,6 +177,7 @@ class Reader {
         for (const auto& [key, value] : sizes(one)) *value = whole(json, key);
       }
     }
+    one.one_weight = json.contains("one_weight") && json["one_weight"] == true;
     one.causal = json.contains("causal") && json["causal"] == true;
     one.for_weight = json.contains("for_weight") && json["for_weight"] == true;
     one.accumulates =

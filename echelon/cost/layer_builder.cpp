@@ -26,12 +26,14 @@ int64_t divided(int64_t whole, int64_t by) {
   return std::max<int64_t>(1, (whole + by - 1) / by);
 }
 
-/// A matmul as `chunks` of `batches`; of 8 bits, batches run one by one.
+/// A matmul as `chunks` of `batches`, which multiply one weight; of 8 bits,
+/// batches run one by one.
 Operation
 in_chunks(Operation whole, int64_t chunks, int64_t batches, bool together) {
   if (chunks == 1) return whole;
   whole.m = divided(whole.m, chunks * batches);
   whole.count = together ? batches : 1;
+  whole.one_weight = together;
   whole.times = as_double(together ? chunks : chunks * batches);
   return whole;
 }
@@ -196,6 +198,7 @@ void LayerBuilder::collective_beside(
   operation.n = product.n;
   operation.k = product.k;
   operation.count = product.batches;
+  operation.one_weight = true;
   collective(name, operation, forward);
 }
 

@@ -88,6 +88,7 @@ Operation counted_operation(
     operation.m = one.m;
     operation.n = one.n;
     operation.k = one.k;
+    operation.one_weight = one.one_weight;
     const bool plain = one.product.value_or(cluster::ProductKind::product) ==
                        cluster::ProductKind::product;
     int64_t& side = one.count > 1             ? operation.count

@@ -54,9 +54,10 @@ struct CountedOperator {
   std::optional<cluster::ProductKind> product;
   /// Of a collective: of the matmul that runs meanwhile; count = 0: none.
   int64_t count = 0, m = 0, n = 0, k = 0;
-  double bytes = 0;      // of a collective: of the whole tensor
-  bool causal = false;   // attention: no query sees later keys
-  int64_t launches = 1;  // kernels
+  bool one_weight = false;  // all `count` have the same [k, n]
+  double bytes = 0;         // of a collective: of the whole tensor
+  bool causal = false;      // attention: no query sees later keys
+  int64_t launches = 1;     // kernels
   /// The ranks along `axis` compute the layer together, and this is what they
   /// send.
   std::optional<CollectiveKind> collective;

@@ -49,6 +49,7 @@ struct Operation {
   /// Matrix. Collective: with `count` the matmul that runs meanwhile and may
   /// hide it; m = 0: none.
   int64_t m = 0, n = 0, k = 0;
+  bool one_weight = false;  // all `count` matmuls have the same [k, n]
   cluster::ProductKind product =
       cluster::ProductKind::product;  // matrix: what computes it
   double share = 1;                   // matrix: of the rate of one large matmul

@@ -205,7 +205,8 @@ double launch_seconds(
 
 double matrix_seconds(
     int64_t m, int64_t n, int64_t k, cluster::Precision precision,
-    const cluster::Device& device, const DeviceRates& rates, int64_t count) {
+    const cluster::Device& device, const DeviceRates& rates, int64_t count,
+    bool one_weight) {
   const double rows = as_double(m), columns = as_double(n);
   const double depth = as_double(k), many = as_double(count);
   const double flops = 2 * rows * columns * depth * many;
@@ -219,9 +220,10 @@ double matrix_seconds(
   const double peak = peak_of(device, precision) * share_of(precision, rates);
   const double compute =
       flops / (peak * tile_share(m, n, count, rates) * alignment_share(n, k));
+  const double weights = (one_weight ? 1 : many) * columns;
   const double bytes =
-      many * (operand_bytes(precision) * depth * (rows + columns) +
-              output_bytes(precision) * rows * columns);
+      operand_bytes(precision) * depth * (many * rows + weights) +
+      output_bytes(precision) * many * rows * columns;
   return rates.launch_seconds +
          roofline(compute, memory_seconds(bytes, device, rates), rates);
 }
@@ -261,7 +263,7 @@ double seconds_of_one(
       }
       return matrix_seconds(
                  operation.m, operation.n, operation.k, precision, node.device,
-                 rates, operation.count) /
+                 rates, operation.count, operation.one_weight) /
              (framework.compute_share * operation.share);
     case OperationKind::attention:
       return rates.launch_seconds +

@@ -10,10 +10,13 @@
 
 namespace echelon::cost {
 
-/// `count` matmuls of [m, k] and [k, n] that run together.
+/// `count` matmuls of [m, k] and [k, n] that run together. With `one_weight`
+/// all have the same [k, n], which counts as read once, as the rows of one
+/// matmul read it.
 double matrix_seconds(
     int64_t m, int64_t n, int64_t k, cluster::Precision precision,
-    const cluster::Device& device, const DeviceRates& rates, int64_t count = 1);
+    const cluster::Device& device, const DeviceRates& rates, int64_t count = 1,
+    bool one_weight = false);
 double memory_seconds(
     double bytes, const cluster::Device& device, const DeviceRates& rates);
 

@@ -49,6 +49,8 @@ class RecordedCall {
     const IntArrayRef left = in(a), right = in(b);
     const bool batched = left.size() == 3;
     if (batched) work.count = left[0];
+    work.one_weight =
+        right.size() == 3 && arguments_[b].toTensor().stride(0) == 0;
     work.m = left.size() >= 2 ? left[left.size() - 2] : 1;
     work.k = left.back();
     work.n = right.size() >= 2 ? right.back() : 1;

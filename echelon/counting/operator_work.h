@@ -37,6 +37,7 @@ struct OperatorWork {
   std::string product;
   int64_t count = 0;  // equal products [m, k] x [k, n] that run together
   int64_t m = 0, n = 0, k = 0;
+  bool one_weight = false;  // all of them have the same [k, n] in memory
   double bytes = 0;         // of its tensors, each once
   bool causal = false;      // attention: no query sees later keys
   int64_t launches = 1;     // kernels on a GPU, in eager mode; 0: a view

@@ -86,7 +86,8 @@ TEST_F(ProductChunks, AMatmulHidesNoMoreThanItTakes) {
       seconds(128).second,
       3 *
           matrix_seconds(
-              512, 128, 8192, strategy.precision, device, rates_of(device), 8) /
+              512, 128, 8192, strategy.precision, device, rates_of(device), 8,
+              /*one_weight=*/true) /
           framework.compute_share,
       1e-9);
 }

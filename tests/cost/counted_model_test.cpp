@@ -30,6 +30,7 @@ ModelShape model() {
        .m = 2,
        .n = 3,
        .k = 4,
+       .one_weight = true,
        .for_weight = true},
       {.name = "add", .bytes = 144, .for_weight = true, .accumulates = true}};
   CountedLayer loss{.name = "loss", .output_elements = 0.125};

@@ -54,6 +54,19 @@ TEST(OperationFormula, ALastWaveThatIsNotFullTakesAsLong) {
   EXPECT_NEAR(seconds(12 * 128) / seconds(24 * 128), 0.5 / 0.96, 0.02);
 }
 
+// Rows in batches read the weight as often as the same rows in one matmul.
+TEST(OperationFormula, BatchesOfOneWeightTakeAsLongAsOneMatmul) {
+  const cluster::Device device = cluster::find_device("h100-sxm");
+  const DeviceRates& rates = rates_of(device);
+  const auto seconds = [&](int64_t m, int64_t count, bool one_weight) {
+    return matrix_seconds(
+        m, 14336, 8192, cluster::Precision::bf16, device, rates, count,
+        one_weight);
+  };
+  EXPECT_NEAR(seconds(1024, 4, true), seconds(4096, 1, false), 1e-9);
+  EXPECT_GT(seconds(1024, 4, false), 1.05 * seconds(4096, 1, false));
+}
+
 TEST(OperationFormula, RowsOfOddBytesAreSlow) {
   const cluster::Device device = cluster::find_device("a100-80gb");
   const DeviceRates rates = plain(1);

@@ -290,6 +290,7 @@ operator_of(const counting::OperatorWork& work, bool on_gpu) {
       .m = work.m,
       .n = work.n,
       .k = work.k,
+      .one_weight = work.one_weight,
       .bytes = work.bytes,
       .causal = work.causal,
       .launches = on_gpu ? work.launches : 1,
@@ -325,6 +326,7 @@ void find_matmuls_beside(
       const auto& work = operators.at(static_cast<size_t>(at));
       if (work.product != "product" || !taken.insert(at).second) continue;
       collectives[i].count = work.count;
+      collectives[i].one_weight = work.one_weight;
       collectives[i].m = work.m;
       collectives[i].n = work.n;
       collectives[i].k = work.k;

@@ -428,7 +428,8 @@ TEST(CountedShape, CollectivesHaveTheMatmulsBesideThem) {
         std::pair(2 * chunks + 4, 2 * (chunks - 1) + 4));
     for (const auto& one : block->forward) {
       if (!one.collective || one.count == 0) continue;
-      EXPECT_EQ(one.count, 2);       // the rows of a chunk on each rank
+      EXPECT_EQ(one.count, 2);  // the rows of a chunk on each rank
+      EXPECT_TRUE(one.one_weight);
       EXPECT_EQ(one.m, 8 * 16 / 4);  // 8 samples of 16 tokens
     }
   }
