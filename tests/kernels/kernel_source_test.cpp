@@ -21,6 +21,7 @@
 #include "echelon/parallel/tensor/norm.h"
 #include "echelon/parallel/tensor/rotary.h"
 #include "echelon/parallel/tensor/vocab.h"
+#include "tests/kernels/nvcc.h"
 #include "tests/support/error_text.h"
 
 namespace echelon::kernel_source_test {
@@ -230,6 +231,20 @@ TEST(UsesKernels, ForwardAndBackwardRunTheKernelsOrLibTorchsOperators) {
   EXPECT_EQ(said.find("warning: "), 0);
   EXPECT_EQ(said.rfind("warning: "), 0) << said;
   choices.forget();
+}
+
+// As CUDA's own calculator (cuda_occupancy.h) says.
+TEST(Occupancy, IsWhatTheScarcestResourceAllows) {
+  const auto& [a100, h100, b200, consumer] = kMultiprocessors;
+  EXPECT_EQ(occupancy(h100, 512, 32, 4096), 100);
+  EXPECT_EQ(occupancy(h100, 512, 74, 4100), 25);
+  EXPECT_EQ(occupancy(a100, 256, 80, 0), 37);
+  EXPECT_EQ(occupancy(b200, 256, 48, 8196), 62);
+  EXPECT_EQ(occupancy(consumer, 512, 74, 4100), 33);
+  EXPECT_EQ(occupancy(consumer, 256, 48, 8196), 83);
+  EXPECT_EQ(occupancy(h100, 64, 16, 40000), 15);  // by shared memory
+  EXPECT_EQ(occupancy(consumer, 64, 16, 40000), 8);
+  EXPECT_EQ(occupancy(h100, 32, 16, 0), 50);  // by the number of blocks
 }
 
 }  // namespace echelon::kernel_source_test

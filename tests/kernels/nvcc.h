@@ -40,8 +40,9 @@ inline int
 occupancy(const Multiprocessor& on, int threads, int registers, int shared) {
   const auto up = [](int x, int unit) { return (x + unit - 1) / unit * unit; };
   const int warps = up(threads, 32) / 32;
-  // Registers are given to warps in units of 256, and every 4th warp is of the
-  // same quarter. A block's shared memory has 1 KiB for the system.
+  // Each of a multiprocessor's four parts has a quarter of the warps and of the
+  // registers, which a warp gets in units of 256. The system reserves 1 KiB of
+  // shared memory for each block.
   const int by_registers = 65536 / up(registers * 32, 256) / 4 * 4 / warps;
   const int by_shared = on.shared_kib * 1024 / up(shared + 1024, 128);
   const int blocks =
@@ -56,8 +57,10 @@ inline void print_resources(
   static const std::regex kernel(
       "Function properties for (\\w+)[^U]*, (\\d+) bytes spill stores[^U]*"
       "Used (\\d+) registers(?:[^\n]*, (\\d+) bytes smem)?");
-  for (std::sregex_iterator it(said.begin(), said.end(), kernel), end;
-       it != end; ++it) {
+  std::sregex_iterator it(said.begin(), said.end(), kernel);
+  const std::sregex_iterator end;
+  EXPECT_NE(it, end) << "ptxas says nothing of a kernel:\n" << said;
+  for (; it != end; ++it) {
     const int registers = std::stoi((*it)[3].str());
     const int shared = (*it)[4].matched ? std::stoi((*it)[4].str()) : 0;
     std::printf(
@@ -70,8 +73,9 @@ inline void print_resources(
 }
 
 /// Compiles a file of echelon/kernels after numbers.cu, as NVRTC does, for each
-/// architecture. No kernel may spill registers. Its blocks have at most
-/// `threads` threads.
+/// architecture. No kernel may spill registers.
+///
+///   threads  of a block, at most
 inline void
 expect_compiles_without_spills(const std::string& file, int threads) {
   const TempFolder folder;
