@@ -4,8 +4,8 @@
 29.5 million parameters, 34 million with the tied matrix of words counted twice
 (8 layers, hidden 512, 8 heads, vocabulary 8192), a global batch of 4 samples of
 256 tokens, AdamW, one thread a rank. Both sides read the same weights and
-tokens; the losses of all steps must agree. With cp it is a sample of 4096
-tokens.
+tokens; the losses of all steps must agree, and with torch.compile the first five
+of a round. With cp it is a sample of 4096 tokens.
 
   tp      tp=2             against ColwiseParallel, RowwiseParallel
   dp      dp=2             against DistributedDataParallel
@@ -44,10 +44,10 @@ BATCH, LENGTH = 4, 256
 # Of one loss, relative. Float32 sums in another order; AdamW's first steps
 # divide gradients by their own size, small ones too.
 TOLERANCE = 1e-5
-# Losses that are compared with those of torch.compile, which rounds otherwise
-# than eager PyTorch. From the second pass over the batches on that is more than
-# the tolerance: the seventh loss is 2.3e-5 from eager's, Echelon's is 2.1e-6.
-COMPILED = 5
+# How many losses of a round are compared with torch.compile's. It rounds
+# differently from eager PyTorch, and the difference grows: its seventh loss is
+# 2.3e-5 from eager PyTorch's, and Echelon's is 2.1e-6 from it.
+COMPARED_WITH_COMPILED = 5
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Work:
     alone: tuple  # of both
     batch: int = BATCH
     length: int = LENGTH
-    compared: int | None = None  # losses of a round; all
+    compared: int | None = None  # how many losses of a round; None: all
 
     @property
     def tokens(self):
@@ -87,11 +87,11 @@ WORKS = {
     "compiled": Work(
         "dp=2, torch.compile",
         ("--mode", "dp", "--compile"), ("--mode", "dp"), WHOLE,
-        compared=COMPILED,
+        compared=COMPARED_WITH_COMPILED,
     ),
     "compiled1": Work(
         "dp=1, torch.compile", (*WHOLE, "--compile"), WHOLE, WHOLE,
-        compared=COMPILED,
+        compared=COMPARED_WITH_COMPILED,
     ),
     "cp": Work(
         "cp=2, ring",
