@@ -113,6 +113,9 @@ TEST_F(ProductChunks, AreChosenWhereTheyPay) {
   }
   EXPECT_THAT(choice.why, StartsWith(std::to_string(choice.chunks) + ": "));
   EXPECT_THAT(choice.why, HasSubstr("8 sequences of 8,192 tokens"));
+  // The chunks of one sequence have small matmuls for each rank's rows, which
+  // share a weight.
+  EXPECT_EQ(choose_product_chunks(model_, sharded(0, 1), cluster_).chunks, 2);
   // A matmul that is over at once hides nothing, and launches take longer.
   Strategy small = sharded(0, 1);
   small.seq_len = 64;
